@@ -243,6 +243,12 @@ def test_a_store_gives_the_probability_of_the_head_from_the_cut_on(store, snippe
         assert hits == pytest.approx(dict(enumerate(head.probability(COSINES))), abs=rounding(head))
 
 
+def test_a_zero_vector_is_no_hit(snippet):
+    pytest.importorskip("duckdb")
+    hits = in_duckdb(snippet("duckdb"), np.array([[0.0, 0.0], [1.0, 0.0]], dtype=np.float32), [1.0, 0.1], k=9)
+    assert [n for n, _ in hits] == [1], "its cosine is NaN, which DuckDB takes for the largest number"
+
+
 @pytest.fixture(scope="module", params=[None, 24], ids=["whole", "cut"])
 def calibrated(request, tmp_path_factory, tiny_model_path):
     """The folder of a calibrated model with prompts, at another prior, with two cuts, of whole and cut embeddings."""

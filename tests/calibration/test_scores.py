@@ -55,6 +55,9 @@ def test_scores_of_any_size_become_calibrated_probabilities(run, tmp_path, size,
     assert ("qdrant" in result.artifacts) == (np.abs(scores).max() <= 1 and size < 1)
     assert result.check.auc.low > 0.8
     assert run(score_rows(size), name=name, at_precision=(0.9,), export=(0.5,)).reused
+    (tmp_path / "out" / "relevance_head.json").unlink()
+    with pytest.raises(InputError, match=r"relevance_head\.json"):
+        run(score_rows(size), name=name, at_precision=(0.9,), export=(0.5,))
 
 
 def test_grades_are_divided_by_the_highest(run, tmp_path):

@@ -15,7 +15,7 @@ from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead, Threshold, load_heads
-from bixse.encoders.loading.build import load_relevance_model
+from bixse.encoders.loading.build import build_encoder, load_relevance_model, model_hashes
 from bixse.errors import ModelError
 from bixse.progress import SECONDS_VARIABLE
 from helpers.command import call, refused
@@ -161,8 +161,9 @@ def test_a_prior_moves_every_probability(capsys, model, tmp_path):
 
 def test_cut_embeddings_have_probabilities_of_their_own(capsys, model, tmp_path):
     (whole := RelevanceHead(20.0, -10.0)).save(model)
-    words = ("calibrate", model, "--pairs", make_pairs(tmp_path), "--anyway")
-    assert call(capsys, *words, "--dimensions", 8)[0] == 0
+    words, hashes = ("calibrate", model, "--pairs", make_pairs(tmp_path), "--anyway"), model_hashes(model)
+    assert call(capsys, *words, "--dimensions", 8, "--export", 0.5)[0] == 0
+    assert model_hashes(model) == hashes, "heads and their code for stores change no ranking"
     heads = load_heads(model)
     assert (set(heads), heads[None]) == ({None, 8}, whole)
     assert load_relevance_model(model, dimensions=8).relevance("copy", ["sort"]) != pytest.approx(
@@ -170,6 +171,9 @@ def test_cut_embeddings_have_probabilities_of_their_own(capsys, model, tmp_path)
     )
     with pytest.raises(ModelError):
         load_relevance_model(model, dimensions=16)
+    assert call(capsys, *words, "--dimensions", 16, "--out", model.parent / "cut")[0] == 0
+    cut = build_encoder(model.parent / "cut" / "model")
+    assert (cut.heads.keys(), cut.get_embedding_dimension()) == ({None, 8, 16}, 32)
     (model / "relevance_head.json").unlink()
     assert call(capsys, *words, "--dimensions", 32)[0] == 0, "the whole length"
     assert load_relevance_model(model).head == load_relevance_model(model, dimensions=32).head

@@ -7,7 +7,7 @@ from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
-from bixse.evaluation.systems import RUN_NAME, System
+from bixse.evaluation.systems import RUN_NAME, RunFileSystem, System
 from bixse.evaluation.tasks import QuerySet, Task
 from helpers.toy import CORPUS, QUERIES, save_toy
 
@@ -90,6 +90,12 @@ def test_a_run_goes_on_from_another_working_folder(folder, tmp_path, tiny_model_
     assert evaluate(tmp_path / "model", tmp_path / "moved-toy", tmp_path / "moved").reused
     config = json.loads((tmp_path / "moved" / "run.json").read_text())["config"]
     assert (config["model"], config["collection"]) == ("model", "toy")
+    run = tmp_path / "moved" / "run.trec"
+    assert not evaluate(RunFileSystem(run), tmp_path / "moved-toy", tmp_path / "of-run").reused
+    (tmp_path / "of-run" / "per_query.json").unlink()
+    monkeypatch.chdir(run.parent)
+    assert evaluate(RunFileSystem("run.trec"), tmp_path / "moved-toy", tmp_path / "of-run").reused
+    assert (tmp_path / "of-run" / "per_query.json").is_file(), "written again"
 
 
 def test_another_system_is_another_run(folder, tmp_path, tiny_model_path):

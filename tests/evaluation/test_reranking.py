@@ -31,6 +31,17 @@ def test_what_is_no_reranker(name, tiny_model_path):
             RerankedSystem(Bm25System(), other, 10)
 
 
+def test_a_depth_below_1_is_refused(folder):
+    with pytest.raises(InputError, match="got 0"):
+        RerankedSystem(Bm25System(), folder, 0)
+
+
+def test_candidates_are_those_of_the_task_and_not_of_another_of_its_name(folder, actions, task):
+    system = RerankedSystem(Bm25System(), folder, 10)
+    for other in (task, collection_task(actions, exclude_self=True), collection_task(actions, "train")):
+        assert system.search(other, DEPTH) == RerankedSystem(Bm25System(), folder, 10).search(other, DEPTH)
+
+
 @pytest.mark.parametrize("depth", [1, 3, 200])
 def test_the_best_are_ordered_by_logit_and_the_others_follow(folder, task, depth):
     first = Bm25System().search(task, DEPTH)[task.name]
@@ -74,7 +85,7 @@ def test_equal_texts_tie_and_their_order_does_not_depend_on_the_first_stage(fold
 
 def test_a_query_without_hits_stays_without(folder, task):
     system = RerankedSystem(Bm25System(), folder, 10)
-    system._candidates[task.name] = ({task.name: {"q": {}}}, {})
+    system._candidates = (task, DEPTH, {task.name: {"q": {}}}, {})
     assert system.search(task, DEPTH) == {task.name: {"q": {}}}
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from sentence_transformers.base.modules import Normalize
 
-from bixse.encoders.encode import encode_texts
+from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
@@ -189,6 +189,7 @@ def test_int8_leaves_the_embeddings_of_tokens_and_is_compared_by_ndcg(onnx, save
     assert library.TensorProto.INT8 not in kinds[onnx[0]]
     assert library.TensorProto.INT8 in kinds[tmp_path / "int8"]
     assert kinds[tmp_path / "int8"].count(library.TensorProto.FLOAT) == 3  # tokens, positions, types
+    assert len({embeddings_key(load_exported(folder)) for folder in kinds}) == 2, "embeddings are stored by this key"
 
 
 @real

@@ -19,7 +19,8 @@ from bixse.scale.index import index_files
 from bixse.scale.index import make_index as index_module
 from bixse.scale.index import search as search_module
 from bixse.scale.index.index_files import read_manifest
-from bixse.scale.index.search import open_index
+from bixse.scale.index.search import IndexSystem, open_index
+from bixse.search.search_collection import read_queries
 from helpers.command import call, refused, result_of
 from helpers.toy import index_of, save_toy
 
@@ -184,6 +185,22 @@ def test_new_texts_of_a_changed_corpus_are_encoded_alone(tiny_model, folder, wri
     assert {path.name for path in folder.iterdir()} == {RUN_FILE, LOCK_FILE, report.manifest.folder}
 
 
+def test_corpus_that_grows_while_it_is_read_is_refused(tiny_model, corpus, tmp_path, monkeypatch):
+    read = index_module.stream_documents
+
+    def grow(path):
+        yield from read(path)
+        with path.open("a") as file:
+            file.write('{"_id": "late", "text": "late"}\n')
+
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="changed while it was read"):
+        patch.setattr(index_module, "stream_documents", grow)
+        index_of(tiny_model, corpus, tmp_path / "index")
+    index_of(tiny_model, corpus, tmp_path / "index")
+    with open_index(tmp_path / "index", tiny_model) as index:
+        assert index.search("late", top=1)[0].document_id == "late"
+
+
 def test_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus, documents, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
@@ -298,6 +315,12 @@ def test_each_line_of_standard_input_is_answered_at_once_until_the_pipe_closes(i
     assert "Traceback" not in piped.stderr and "error" not in piped.stderr
 
 
+@pytest.mark.parametrize(("name", "mark"), [("q.csv", ","), ("q.tsv", "\t")])
+def test_queries_of_a_table_have_its_ids(tmp_path, name, mark):
+    (tmp_path / name).write_text(f"_id{mark}text\nq7{mark}copy a folder\n")
+    assert read_queries(tmp_path / name) == {"q7": "copy a folder"}
+
+
 def test_tasks_with_the_same_document_instruction_share_an_index(capsys, tmp_path, tiny_model, collection):
     tasks = {name: {"instructions": [f"{name} the file"]} for name in ("find", "sort")}
     tasks["match"] = {"instructions": ["match text"], "symmetric": True}
@@ -313,3 +336,6 @@ def test_tasks_with_the_same_document_instruction_share_an_index(capsys, tmp_pat
     assert cosines[0] == cosines[1] != cosines[2]
     message = refused(capsys, "search", tmp_path / "index", "copy", "--task", "match")
     assert "which puts 'match text of\\n' before documents" in message
+    assert call(capsys, *words[:-1], tmp_path / "sort", "--task", "sort")[0] == 0
+    one, other = (IndexSystem(tmp_path / name).inputs for name in ("index", "sort"))
+    assert one != other, "two systems, although their documents are embedded alike"

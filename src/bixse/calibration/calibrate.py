@@ -26,7 +26,7 @@ from bixse.calibration.calibrate_head import (
     read_scores,
 )
 from bixse.data.run import open_run
-from bixse.encoders.head import HEAD_FILE, RelevanceHead
+from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import prompt_for, use_task
 from bixse.encoders.loading.build import load_scorer, model_hashes, model_path_settings, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
 
 DIAGRAM = "reliability.svg"
-EXPORT_FOLDER = "export"
 CUTS_FILE = "cuts.json"
 COSINE_ROUNDING = 1e-6
 """Scores beyond 1 by more than this are no cosines, so that no snippet for a store of cosines is written."""
@@ -114,7 +113,11 @@ def calibrate(
     scored = None if settings.scores is None else read_scores(settings, settings.scores)
     record = None if out is None else _open(settings, out)
     if record is not None and record.status == "finished":
-        return replace(TypeAdapter(CalibrateResult).validate_python(record.results), reused=True)
+        kinds = {"model": f"model/{HEAD_FILE}", "head": HEAD_FILE}
+        return record.result(
+            lambda **values: TypeAdapter(CalibrateResult).validate_python(values),
+            lambda result: [file for kind, file in kinds.items() if kind in result.artifacts],
+        )
     encoder, negatives, of_vectors = None, 0, True
     if scored is not None:
         pairs, facts = scored
@@ -152,6 +155,10 @@ def calibrate(
         if encoder is not None and out is not None:
             artifacts["model"] = str(home / "model")
             encoder.head = head
+            if settings.dimensions is not None:  # the saved model keeps its other lengths
+                heads, encoder = encoder.heads, load_scorer(str(model))
+                encoder.heads = heads
+                use_task(encoder, settings.task)
             with quiet_loading():
                 save_whole(encoder, home / "model")
         else:

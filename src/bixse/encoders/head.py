@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HEAD_FILE = "relevance_head.json"
+EXPORT_FOLDER = "export"
+"""Folder in a model folder with the head as code for stores, written by `bixse calibrate`."""
 Cosines = TypeVar("Cosines", float, "NDArray[np.float64]")
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]

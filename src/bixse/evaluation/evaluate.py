@@ -108,7 +108,9 @@ def evaluate_query_sets(
             query_set.name, mean(per_query), per_query, runs[query_set.name], seconds, reused, task.warnings,
             system.precision, query_set.group or query_set.name,
         )  # fmt: skip
-    if record is not None and not reused:
+    if record is not None and not (
+        reused and all((_folder(record, task, query_set) / PER_QUERY_NAME).is_file() for query_set in task.query_sets)
+    ):
         _write(record, system, task, results, seconds)
     return results
 
@@ -117,7 +119,7 @@ def open_evaluation(system: System, task: Task, out: Path) -> Run:
     """Return the record of a new, interrupted or finished evaluation; nothing is written yet."""
     scoring = {"exclude_self": task.exclude_self, "min_relevant_grade": task.min_relevant_grade}
     config = {**system.settings, **task.settings, **scoring}
-    paths = ("collection", *model_path_settings(system.settings.get("model", "")))
+    paths = ("collection", "rerank", *model_path_settings(system.settings.get("model", "")))
     return open_run(out, "evaluate", config, {**task.inputs, **system.inputs}, paths)
 
 

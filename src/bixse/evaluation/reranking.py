@@ -44,7 +44,9 @@ class RerankedSystem(System):
         self._loaded = self._given
         self.source = str(reranker) if isinstance(reranker, (str, Path)) else "model"
         self.label = f"{first.label}, reranked by {self.source}"
-        self._candidates: dict[str, tuple[Mapping[str, Ranking], dict[str, str]]] = {}
+        self._candidates: tuple[Task, int, Mapping[str, Ranking], dict[str, str]] | None = None
+        if depth < 1:
+            raise InputError(f"--rerank-depth: got {depth}; expected 1 or more; fix: 100 is usual")
         if self._given is None and (not Path(self.source).is_dir() or kind_of(self.source) == "encoder"):
             raise InputError(
                 f"--rerank: got {self.source!r}; expected the folder of a reranker, a late interaction or a sparse "
@@ -85,8 +87,10 @@ class RerankedSystem(System):
     ) -> Mapping[str, Ranking]:
         if self._loaded is None:
             self._loaded = load_scorer(self.source)
-        if task.name not in self._candidates:  # a dev collection is searched once, and reranked at each evaluation
-            runs = self.first.search(task, max(depth, self.depth), partial, progress)
+        known, most = self._candidates, max(depth, self.depth)
+        # a dev collection is searched once, and reranked at each evaluation
+        if known is None or known[0] is not task or known[1] < most:
+            runs = self.first.search(task, most, partial, progress)
             wanted = {name for run in runs.values() for hits in run.values() for name in ranked(hits)[: self.depth]}
             texts = {name: text for name, text in task.documents() if name in wanted}
             unknown = sorted(wanted - texts.keys())
@@ -95,8 +99,8 @@ class RerankedSystem(System):
                     f"--rerank: got {len(unknown)} documents of {self.first.label} that {task.name} lacks "
                     f"({shorten(unknown[0])}); expected documents of the collection; fix: rerank a run of it"
                 )
-            self._candidates[task.name] = runs, texts
-        runs, texts = self._candidates[task.name]
+            self._candidates = known = task, most, runs, texts
+        _, _, runs, texts = known
         return {
             part.name: self._rerank(part.queries, runs[part.name], texts, depth, progress) for part in task.query_sets
         }
@@ -120,5 +124,5 @@ class RerankedSystem(System):
     def release(self) -> None:
         """Unload first stage and reranker, which are loaded again on demand."""
         self.first.release()
-        self._candidates.clear()
+        self._candidates = None
         self._loaded = self._given

@@ -110,7 +110,9 @@ def numbered_queries(query_ids: Sequence[str], pairs: int) -> tuple[npt.NDArray[
         raise InputError(
             f"query ids: got {len(query_ids)} for {pairs} pairs; expected one per pair; fix: pass the query id of each"
         )
-    names, query = np.unique(np.asarray(query_ids, dtype=str), return_inverse=True)
+    # no array of text: it would give every row the width of the longest id, which may be a query
+    names = {name: number for number, name in enumerate(sorted(set(query_ids)))}
+    query = np.fromiter(map(names.__getitem__, query_ids), np.int64, pairs)
     if len(names) < 2:
         raise InputError(
             f"query ids: got pairs of {len(names)} query; expected at least 2 queries for an interval; "

@@ -20,7 +20,7 @@ from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.build import quiet_loading
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import InputError, ModelError, first_fault
-from bixse.files.files import damage, write_atomically
+from bixse.files.files import damage, file_hash, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -152,6 +152,7 @@ class _Graph(InputModule):
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.record, self.max_seq_length = record, record["max_length"]
+        self.hashes = {path.name: file_hash(path) for path in sorted(folder.glob("model.*"))}
         self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         if record["to"] == "openvino":
             import openvino
@@ -177,6 +178,10 @@ class _Graph(InputModule):
 
     def get_embedding_dimension(self) -> int:
         return int(self.record["dimensions"])
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return what tells this graph from others: it has no tensors whose hash could."""
+        return self.hashes
 
     def save(self, *_: Any, **__: Any) -> None:
         raise ModelError("export: got a graph to save; expected a model; fix: copy the folder of the graph")

@@ -329,9 +329,9 @@ def open_grading(
 
 def ledger_of(folder: Path, results: Mapping[str, Any]) -> Path:
     """Return the ledger that a run recorded, or the one in its folder if the folder has moved since."""
-    own = folder / LEDGER_NAME
-    named = Path(results.get("ledger") or own)
-    return own if own.exists() and not named.exists() else named
+    inside = folder / LEDGER_NAME
+    recorded = Path(results.get("ledger") or inside)
+    return inside if inside.exists() and not recorded.exists() else recorded
 
 
 def estimate(config: GradeConfig, judge: Judge, out: str | Path, pairs: Sequence[Pair] | None = None) -> Estimate:

@@ -108,9 +108,9 @@ def checked_limits(
 def read_queries(path: Path) -> dict[str, str]:
     """Read queries, id -> text, in file order; raises InputError for none, InvalidFileError for invalid lines.
 
-    The file has the columns _id and text (.jsonl, .csv, .parquet), or one query per line with ids q1, q2, ...
+    The file has the columns _id and text (.jsonl, .csv, .tsv, .parquet), or one query per line with ids q1, q2, ...
     """
-    if kind_of(path) in (".jsonl", ".csv", ".parquet"):
+    if kind_of(path) in (".jsonl", ".csv", ".tsv", ".parquet"):
         return queries_of_table(path)
     errors = InvalidFileError(path)
     queries: dict[str, str] = {}

@@ -10,7 +10,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
-from bixse.encoders.head import HEAD_FILE
+from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE
 from bixse.encoders.loading.hub import MODEL_FILES, check_hub_name
 from bixse.encoders.loading.kinds import ModelKind, kind_of, predicts_words
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
@@ -387,17 +387,18 @@ def _resolve(name_or_path: str | Path) -> str | Path:
 
 
 def model_hashes(model: str | Path) -> dict[str, str]:
-    """Hash the files that a model folder's ranking depends on (not its relevance head); {} without a model folder."""
+    """Hash the files that a model folder's ranking depends on (not its head); {} without a model folder."""
     model = str(model).removeprefix(STATIC)
     if not any((Path(model) / name).is_file() for name in MODEL_FILES):
         return {}  # hashing such a folder could read a whole disk
-    files = sorted(path for path in Path(model).rglob("*") if path.suffix in MODEL_SUFFIXES)
-    return {f"model/{path.relative_to(model)}": file_hash(path) for path in files if path.name != HEAD_FILE}
+    paths = sorted(path for path in Path(model).rglob("*") if path.suffix in MODEL_SUFFIXES and path.name != HEAD_FILE)
+    files = [path.relative_to(model) for path in paths]
+    return {f"model/{file}": file_hash(Path(model) / file) for file in files if file.parts[0] != EXPORT_FOLDER}
 
 
 def model_path_settings(model: str | Path) -> tuple[str, ...]:
     """Return ("model",) if a run's `model` is a folder, which `model_hashes` identifies; () for a name."""
-    return ("model",) if Path(model).is_dir() else ()
+    return ("model",) if Path(model).exists() else ()
 
 
 def demo_model_path() -> Path:

@@ -31,10 +31,11 @@ from bixse.scale.index.search import load_encoder
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sentence_transformers import SentenceTransformer
 
+    from bixse.data.collection import Document
     from bixse.progress import ProgressBars
     from bixse.scale.engine import Engine
     from bixse.scale.index.index_settings import IndexSettings
@@ -152,7 +153,7 @@ def make_index(
         with storage_errors(out), nullcontext() if engine.shared else alone_in(out):
             # The folder is named by a hash of the corpus, so an existing file is complete and right.
             if not (job.folder / TEXTS).exists():
-                write_texts(job.folder / TEXTS, stream_documents(path))
+                write_texts(job.folder / TEXTS, _unchanged(path, manifest))
             encoded = _encode(job, engine, store, progress)
             waiting = sum(not job.is_complete(shard) for shard in manifest.shards)
             if not waiting:
@@ -168,6 +169,19 @@ def make_index(
             f"embeddings were not kept in the cache ({store.failure}): the next index encodes all texts again"
         )
     return IndexReport(manifest, encoded, time.perf_counter() - started, waiting=waiting, warnings=tuple(warnings))
+
+
+def _unchanged(path: Path, manifest: Manifest) -> Iterator[tuple[str, Document]]:
+    """Yield the documents of a corpus; refuse a corpus that was written to since it was checked."""
+    number = 0
+    for document in stream_documents(path):
+        number += 1
+        yield document
+    if number != manifest.documents or file_hash(path) != manifest.corpus:
+        raise InputError(
+            f"{path}: got a corpus that changed while it was read; expected one that is complete; "
+            "fix: run the same command when it is written"
+        )
 
 
 def _encode(job: EncodeShards, engine: Engine, store: EmbeddingStore, progress: ProgressBars | None) -> int:

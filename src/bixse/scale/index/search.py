@@ -223,7 +223,9 @@ class IndexSystem(System):
     @cached_property
     def inputs(self) -> dict[str, str]:
         manifest = self.opened.manifest
+        task = self.task or manifest.encoder.task  # tasks of one document prompt may have other query prompts
         return {
+            **({"task": task} if task else {}),
             "weights": manifest.encoder.weights,
             "prompts": manifest.encoder.prompts,
             "corpus": manifest.corpus,
