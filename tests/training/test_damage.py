@@ -22,6 +22,7 @@ from bixse.training.recipe import train
 from helpers.command import odd_modes
 
 pytestmark = pytest.mark.precision("float32")
+HALF = {"weights": [0.5], "keep_tuned": True}
 
 
 def flip(path):
@@ -79,19 +80,32 @@ def test_without_an_undamaged_checkpoint_the_run_is_refused_and_nothing_is_lost(
     assert train(settings, cut, progress=False).warnings == []
 
 
-def test_a_damaged_best_checkpoint_is_refused_and_a_moved_run_goes_on(run_config, tmp_path, train_interrupted):
-    settings, out = run_config(max_length=None, evaluations_per_epoch=4), tmp_path / "out"
-    train_interrupted(settings, out)
+@pytest.mark.parametrize("step", [3, 8])
+def test_a_best_checkpoint_that_is_damaged_or_gone_is_refused_and_a_moved_run_ends_with_it(
+    run_config, tmp_path, train_interrupted, step
+):
+    settings, out = run_config(max_length=None, evaluations_per_epoch=4, merge=HALF), tmp_path / "out"
+    train_interrupted(settings, out, step)
     best, last = checkpoints(out)
     state = json.loads((last / STATE_FILE).read_bytes())
     assert state["best_model_checkpoint"]
-    write_with_hash(last / STATE_FILE, json.dumps({**state, "best_model_checkpoint": str(best)}))
+    number = int(best.name.rpartition("-")[2])
+    state |= {"best_model_checkpoint": str(best), "best_global_step": number, "best_metric": 2.0}  # no other is better
+    write_with_hash(last / STATE_FILE, json.dumps(state))
     flip(best / "model.safetensors")
     moved = out.rename(tmp_path / "moved")
+    best = moved / "checkpoints" / best.name
     with pytest.raises(TrainingError, match=rf"{best.name}: got model\.safetensors"):
         train(settings, moved, progress=False)
-    flip(moved / "checkpoints" / best.name / "model.safetensors")
-    assert train(settings, moved, progress=False).warnings == []
+    flip(best / "model.safetensors")
+    copy = best.rename(tmp_path / "copy")
+    with pytest.raises(TrainingError, match=rf"{best.name}: got no complete checkpoint"):
+        train(settings, moved, progress=False)
+    expected = load_file(shutil.copytree(copy, best) / "model.safetensors")
+    result = train(settings, moved, progress=False)
+    assert (result.best_step, result.warnings) == (number, [])
+    saved = load_file(moved / "tuned" / "model.safetensors")
+    assert all(torch.equal(saved[name], expected[name]) for name in expected)
 
 
 def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(run_config, tmp_path, monkeypatch):

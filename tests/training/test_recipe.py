@@ -58,6 +58,7 @@ class TestUnhappyPaths:
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
         for step in (2, 10):
             write_hashes(tmp_path / f"checkpoint-{step}")
+        shutil.copytree(tmp_path / "checkpoint-10", tmp_path / "checkpoint-10.bak")
         (tmp_path / "checkpoint-16").mkdir()
         assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-10", tmp_path / "checkpoint-2"]
         assert checkpoint_to_resume(tmp_path) == (str(tmp_path / "checkpoint-10"), [])

@@ -63,7 +63,9 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, newest first; a process killed while saving leaves an incomplete one."""
     complete = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file()]  # written last
-    return sorted(complete, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)  # as text, 10 is before 9
+    numbers = ((path.name.removeprefix("checkpoint-"), path) for path in complete)
+    by_step = {int(number): path for number, path in numbers if number.isdigit()}  # not a user's checkpoint-6.bak
+    return [by_step[step] for step in sorted(by_step, reverse=True)]
 
 
 def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
@@ -74,7 +76,8 @@ def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
         wrong = damage(path)
         if wrong is None:
             best = _best_of(path)
-            if best is not None:  # the run would end with it
+            # if the damaged newest one was the best, the best one before it is deleted, and training finds it again
+            if best is not None and (best.is_dir() or not passed_over):  # the run would end with it
                 check_checkpoint(best)
             return str(path), [f"{skipped}: passed over, training went on from {path.name}" for skipped in passed_over]
         passed_over.append(f"{path}: got {wrong}")  # an older checkpoint leads to the same result
@@ -84,8 +87,8 @@ def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
 
 
 def check_checkpoint(checkpoint: Path) -> None:
-    """Refuse, by a TrainingError, a checkpoint whose files have changed since they were written."""
-    wrong = damage(checkpoint)
+    """Refuse, by a TrainingError, an incomplete checkpoint, or one whose files have changed since."""
+    wrong = damage(checkpoint) if (checkpoint / HASHES_FILE).is_file() else "no complete checkpoint"
     if wrong is not None:
         raise TrainingError(
             f"{checkpoint}: got {wrong}; expected the checkpoint as it was saved (its hashes are in {HASHES_FILE}); "
@@ -95,8 +98,8 @@ def check_checkpoint(checkpoint: Path) -> None:
 
 def _best_of(checkpoint: Path) -> Path | None:
     """Return the best checkpoint so far, a sibling of this one; None without an evaluation."""
-    best = json.loads((checkpoint / STATE_FILE).read_bytes()).get("best_model_checkpoint")
-    return checkpoint.parent / Path(best).name if best else None
+    step = json.loads((checkpoint / STATE_FILE).read_bytes()).get("best_global_step")
+    return checkpoint.with_name(f"checkpoint-{step}") if step else None
 
 
 class ProgressBar(TrainerCallback):
@@ -160,8 +163,8 @@ class StopOnInterrupt(TrainerCallback):
         self._before: dict[signal.Signals, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.best_model_checkpoint is not None:  # a sibling of the resumed one: the run may have been moved since
-            state.best_model_checkpoint = str(Path(args.output_dir) / Path(state.best_model_checkpoint).name)
+        if state.best_global_step:  # the library forgets the path of the best checkpoint if the run was moved since
+            state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{state.best_global_step}")
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
 
