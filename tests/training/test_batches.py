@@ -17,6 +17,7 @@ from bixse.losses import BiXSELoss
 from bixse.training.dry_run import plan_training
 from bixse.training.loop.batches import COUNTS, BatchPlan, DrawnGroup, GradedCollator, GroupDataset
 from bixse.training.loop.trainer import BASE_FOLDER, GradedTrainer, GradedTrainingArguments
+from bixse.training.loop.unlabelled import base_embeddings
 
 
 def test_documents_per_query_below_one_is_refused(graded_pairs):
@@ -316,10 +317,17 @@ def test_an_interrupted_run_is_bit_equal(run_config, tmp_path, train_both_ways, 
     assert not (tmp_path / "cut" / "checkpoints" / BASE_FOLDER).exists()
 
 
-def test_each_task_has_a_curve_of_its_own(train_toy, tasks_file):
+def test_each_task_has_a_curve_of_its_own_also_with_instructions_without_a_default(train_toy, tasks_file, tmp_path):
+    table = tmp_path / "table.toml"
+    table.write_text('[tasks.short]\ninstructions = ["list"]\n[tasks.long]\ninstructions = ["find"]')
     optimizer = {"global_batch_size": 4, "num_train_epochs": 1}
-    result = train_toy(pairs=tasks_file, **BASE, optimizer=optimizer)
+    result = train_toy(pairs=tasks_file, instructions=table, **BASE, optimizer=optimizer)
     assert len({entry["base_scale"] for entry in result.history if "base_scale" in entry}) == 2
+
+
+def test_embeddings_by_the_base_model_after_another_prompt_are_others_in_the_same_folder(tiny_model, tmp_path):
+    tables = [base_embeddings(tiny_model, PAIRS, tmp_path, lambda *of, p=p: p)[0] for p in (None, "sort ")]
+    assert not np.array_equal(*tables)
 
 
 def test_the_anchor_is_near_0_before_the_first_step(train_toy):

@@ -311,9 +311,11 @@ def test_tasks_that_cannot_be_trained_are_refused(files, settings, table, pairs,
     (files / "table.toml").write_text(table, encoding="utf-8")
     (files / "b").mkdir()
     shutil.copy(files / "toy.jsonl", files / "b" / "toy.jsonl")
-    with pytest.raises(InputError, match=fact):
-        train(settings(pairs=[files / name for name in pairs]), files / "out", progress=False)
-    assert not (files / "out").exists()
+    for evaluations in (1, 0):  # without evaluations dev is read by the merge alone
+        changes = {"pairs": [files / name for name in pairs], "evaluations_per_epoch": evaluations}
+        with pytest.raises(InputError, match=fact):
+            train(settings(**changes), files / "out", progress=False)
+        assert not (files / "out").exists()
 
 
 @pytest.fixture

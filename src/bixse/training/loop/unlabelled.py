@@ -81,9 +81,10 @@ def base_embeddings(
     model: SentenceTransformer, pairs: GradedPairs, folder: Path, prompt: Callable[[int, Kind], str | None]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return (G, D0) embeddings of each group's query and (N, D0) of each distinct document, mapped read-only."""
-    key = f"{embeddings_key(model)}-{pairs.content_hash()[:16]}"
     groups = pairs.groups()
     rows: dict[Kind, NDArray[np.intp]] = {"query": groups.first_rows, "document": pairs.distinct("document")}
+    prompts = [prompt(task, kind) for task in range(len(pairs.tasks[0])) for kind in rows]
+    key = f"{embeddings_key(model, prompts=prompts)}-{pairs.content_hash()[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     tables = []
     for kind, chosen in rows.items():
