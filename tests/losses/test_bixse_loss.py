@@ -265,6 +265,14 @@ def test_every_word_builds_what_it_names_and_the_model_card_says_how(word):
     assert loss.get_config_dict().items() >= {**LOSSES[word].fixed, **options}.items()
 
 
+@pytest.mark.parametrize("word", ["bixse", "cadet"])
+def test_a_loss_per_length_has_the_options_that_its_batches_are_made_with(word):
+    options = {"in_batch_labels": "paper", "gradient_cache": True, "mini_batch_size": 5}
+    model = nn.Identity()
+    model.get_embedding_dimension = lambda: 8
+    assert build_loss(word, model, [4], **options).options.model_dump().items() >= options.items()
+
+
 @pytest.mark.parametrize(
     ("word", "options", "requires", "informative", "not_informative"),
     [

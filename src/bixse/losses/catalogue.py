@@ -77,6 +77,10 @@ LOSSES: dict[str, LossEntry] = {
 }
 
 
+OF_THE_BATCH = ("in_batch_labels", "mini_batch_size", "gradient_cache")
+"""Options that all terms of a sum share, because they read the same batch."""
+
+
 def build_loss(
     word: str | Mapping[str, float], model: SentenceTransformer, dimensions: Sequence[int] = (), **options: Any
 ) -> GradedLoss:
@@ -90,7 +94,7 @@ def build_loss(
         from bixse import losses
 
         lengths = {*dimensions, model.get_embedding_dimension() or 0}
-        passes = {name: options[name] for name in ("mini_batch_size", "gradient_cache") if name in options}
+        passes = {name: options[name] for name in OF_THE_BATCH if name in options}
         return losses.MatryoshkaLoss(model, {d: build_loss(word, model, **options) for d in lengths}, **passes)
     weights = terms_of(word)
     if weights is None:
@@ -128,7 +132,14 @@ def loss_name(word: str | Mapping[str, float]) -> str:
 def _split_options(terms: Mapping[str, float], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of all terms of a sum, and the options of each term: those of all, and its section."""
     shared = {name: value for name, value in options.items() if name not in terms}
-    return shared, {term: {**shared, **options.get(term, {})} for term in terms}
+    sections = {term: options.get(term, {}) for term in terms}
+    for term, section in sections.items():
+        if section.keys() & OF_THE_BATCH:
+            raise ConfigError(
+                f"loss_options.{term}: got {section}; expected options of this term alone; fix: give those of the "
+                f"batch ({', '.join(OF_THE_BATCH)}) next to the section"
+            )
+    return shared, {term: {**shared, **section} for term, section in sections.items()}
 
 
 def check_loss_options(word: str | Mapping[str, float], options: Mapping[str, Any]) -> None:
