@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import embeddings_key
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
+from bixse.encoders.relevance_model import save_whole, set_instructions
 from bixse.encoders.weights import interpolate, trained_weights
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.progress import Progress
@@ -82,6 +84,11 @@ class TestRefused:
         path = other / "tokenizer.json"
         path.write_text(path.read_text().replace('"copy"', '"kopy"'))
         with pytest.raises(ModelError, match="tokenizer"):
+            merged([tiny_model_path, other], tmp_path / "out", weights=[0.5, 0.5])
+        shutil.copy(tiny_model_path / "tokenizer.json", path)
+        path = other / "1_Pooling" / "config.json"
+        path.write_text(path.read_text().replace('"mean"', '"cls"'))
+        with pytest.raises(ModelError, match=r"modules.*'cls'"):
             merged([tiny_model_path, other], tmp_path / "out", weights=[0.5, 0.5])
         assert not (tmp_path / "out").exists()
 
@@ -287,6 +294,15 @@ class TestModelsThatExist:
         assert first.result.given == (0.25, 0.75)
         with pytest.raises(OutputExistsError):
             merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.5, 0.5])
+
+    def test_prompts_and_instructions_are_those_of_the_tuned_models(self, tiny_model, tiny_model_path, tmp_path):
+        set_instructions(tiny_model, Instructions(default="list"))
+        save_whole(tiny_model, tmp_path / "tuned")
+        result = merged([tiny_model_path, tmp_path / "tuned"], tmp_path / "out", weights=[0.5, 0.5])
+        model = build_encoder(result.model_path)
+        assert (model.instructions, model.prompts) == (tiny_model.instructions, tiny_model.prompts)
+        with pytest.raises(ModelError, match="prompts"):
+            merged([tiny_model_path, tmp_path / "tuned", tiny_model_path], tmp_path / "two", weights=[0, 0.5, 0.5])
 
     def test_the_verb_chooses_a_soup_on_dev_with_its_head(
         self, guarded_collection, actions, tiny_model_path, tuned, tmp_path, capsys

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead
+from bixse.encoders.instructions import prompts_hash
 from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import mean_weights, trained_weights
@@ -63,9 +64,17 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
         return MergedModel(folder / MODEL_FOLDER, result, record.results["warnings"], reused=True)
     base = build_encoder(names[0], config.max_length, trust_remote_code=config.trust_remote_code).float()
     states, heads = [trained_weights(base)], [base.heads]
-    for name in names[1:]:
+    for number, name in enumerate(names[1:]):
         other = build_encoder(name, trust_remote_code=config.trust_remote_code)
         check_same_kind(base, other, (names[0], name))
+        if number == 0:  # tuned weights expect the prompts that they were trained with
+            base.instructions, base.prompts = other.instructions, other.prompts
+            base.default_prompt_name = other.default_prompt_name
+        elif prompts_hash(other) != prompts_hash(base):
+            raise ModelError(
+                f"merge: got {names[1]} and {name} with different prompts or instructions; expected the same, which "
+                "become those of the merged model; fix: merge models that were trained with the same instructions"
+            )
         states.append(trained_weights(other))
         heads.append(other.heads)
         del other
@@ -100,7 +109,7 @@ def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, nam
     """Refuse, by a ModelError, two encoders that differ in parameters, modules or tokenizer."""
     states = [{name: tuple(part.shape) for name, part in model.named_parameters()} for model in (first, second)]
     differing = [name for name in {**states[0], **states[1]} if states[0].get(name) != states[1].get(name)]
-    kinds = [[type(module).__name__ for module in model] for model in (first, second)]
+    kinds = [[repr(module) for module in model] for model in (first, second)]  # with settings, such as the pooling
     vocabularies = [_vocabulary(model) for model in (first, second)]
     if differing:
         examples = [(name, *(shapes.get(name, "missing") for shapes in states)) for name in differing[:3]]
