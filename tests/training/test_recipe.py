@@ -157,7 +157,11 @@ def test_each_of_several_dimensions_has_the_head_that_it_learned(run_config, tra
 
 @pytest.mark.parametrize("loss", ["bixse", "wasserstein"])
 def test_a_static_encoder_is_made_trained_and_loads_in_the_plain_library(tiny_model_path, train_toy, loss):
-    result = train_toy(model=f"static:{tiny_model_path}", loss=loss, max_length=None, optimizer={"learning_rate": 0.01})
+    settings = {"loss": loss, "max_length": None, "optimizer": {"learning_rate": 0.01}}
+    result = train_toy(model=f"static:{tiny_model_path}", **settings)
+    assert train_toy(model=f"static:{tiny_model_path}/", **settings).reused
+    with pytest.raises(OutputExistsError, match="model/static/"):
+        train_toy(model=tiny_model_path, **settings)
     plain = SentenceTransformer(str(result.model_path), device="cpu").encode(["copy"], normalize_embeddings=True)
     before = build_encoder(f"static:{tiny_model_path}", device="cpu").encode(["copy"], normalize_embeddings=True)
     assert plain @ before.T < 0.9999

@@ -388,17 +388,18 @@ def _resolve(name_or_path: str | Path) -> str | Path:
 
 def model_hashes(model: str | Path) -> dict[str, str]:
     """Hash the files that a model folder's ranking depends on (not its head); {} without a model folder."""
-    model = str(model).removeprefix(STATIC)
-    if not any((Path(model) / name).is_file() for name in MODEL_FILES):
+    folder = Path(str(model).removeprefix(STATIC))
+    if not any((folder / name).is_file() for name in MODEL_FILES):
         return {}  # hashing such a folder could read a whole disk
-    paths = sorted(path for path in Path(model).rglob("*") if path.suffix in MODEL_SUFFIXES and path.name != HEAD_FILE)
-    files = [path.relative_to(model) for path in paths]
-    return {f"model/{file}": file_hash(Path(model) / file) for file in files if file.parts[0] != EXPORT_FOLDER}
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in MODEL_SUFFIXES and path.name != HEAD_FILE)
+    files = [path.relative_to(folder) for path in paths]
+    kind = "model/static" if str(model).startswith(STATIC) else "model"  # another model of the same files
+    return {f"{kind}/{file}": file_hash(folder / file) for file in files if file.parts[0] != EXPORT_FOLDER}
 
 
 def model_path_settings(model: str | Path) -> tuple[str, ...]:
     """Return ("model",) if a run's `model` is a folder, which `model_hashes` identifies; () for a name."""
-    return ("model",) if Path(model).exists() else ()
+    return ("model",) if Path(str(model).removeprefix(STATIC)).exists() else ()
 
 
 def demo_model_path() -> Path:
