@@ -51,6 +51,7 @@ def errors(path, overrides=None):
         ("loss: anchor", "  loss: got 'anchor'; expected a loss that reads relevance"),
         ("loss: {}", "  loss: got {}; expected a loss that reads relevance"),
         ("loss: {bixse: 1, infonce: 1}\nloss_options: {infonce: {hardness: -1}}", "  loss_options.hardness: got -1"),
+        ("loss: cadet\nloss_options: {infonce: 5}", "  loss_options.infonce: got 5; expected"),
         ("loss: cadet\nloss_options: {infonce: {gradient_cache: true}}", "  loss_options.infonce: got {'grad"),
         ("loss: bixes", f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; fix: did you mean 'bix"),
     ],

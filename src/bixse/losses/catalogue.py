@@ -132,12 +132,13 @@ def loss_name(word: str | Mapping[str, float]) -> str:
 def _split_options(terms: Mapping[str, float], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of all terms of a sum, and the options of each term: those of all, and its section."""
     shared = {name: value for name, value in options.items() if name not in terms}
-    sections = {term: options.get(term, {}) for term in terms}
+    # a section without a line is null in YAML
+    sections = {term: {} if options.get(term) is None else options[term] for term in terms}
     for term, section in sections.items():
-        if section.keys() & OF_THE_BATCH:
+        if not isinstance(section, dict) or section.keys() & OF_THE_BATCH:
             raise ConfigError(
-                f"loss_options.{term}: got {section}; expected options of this term alone; fix: give those of the "
-                f"batch ({', '.join(OF_THE_BATCH)}) next to the section"
+                f"loss_options.{term}: got {section}; expected options of this term alone; fix: write them as "
+                f"`{term}: {{OPTION: VALUE}}`, and options of the batch ({', '.join(OF_THE_BATCH)}) next to it"
             )
     return shared, {term: {**shared, **section} for term, section in sections.items()}
 
