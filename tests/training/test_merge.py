@@ -188,8 +188,11 @@ class TestPool:
         assert whole.points[-1].scores["hub"] < whole.points[0].scores["hub"]
 
     @pytest.mark.parametrize("searched", [None, 130])
-    def test_embeddings_of_weights_that_were_not_taken_leave_the_store(self, hub, cache_path, searched):
+    def test_embeddings_of_weights_that_were_not_taken_leave_the_store(self, hub, cache_path, searched, monkeypatch):
         model, base, tuned, watch = hub
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # also those of an interrupted merge
+            patch.setattr("bixse.training.merge._choose", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+            merge(model, base, tuned, [0.2, 0.5, 0.8, 1.0], watch(searched))
         taken = merge(model, base, tuned, [0.2, 0.5, 0.8, 1.0], watch(searched)).weight
         files = {path.stem for path in (cache_path / "embeddings").iterdir()}
         assert taken < 1 and len(files) == 3

@@ -166,12 +166,16 @@ def merge(
     share = sorted({0.0, 1.0, *weights})[mine] if watched else []
     bar = Progress("merge: search", len(find) + len(share)) if progress and is_main_process() else lambda done: None
     pools = _pools(at, watched, find, bar, cache)
-    scores, stored = _score(at, watched, pools, share, bar, cache)
     roles = {queries.name: queries.role for _, queries in sets_of(watched)}
-    points, chosen = _choose(scores, roles, weights, tolerance)
-    for weight, path in stored.items():  # the candidates of every run would fill the disk
-        if weight not in (0.0, chosen, 1.0):
-            path.unlink(missing_ok=True)
+    stored: dict[float, Path] = {}
+    to_keep = {0.0, 1.0}
+    try:
+        scores = _score(at, watched, pools, share, bar, cache, stored)
+        points, chosen = _choose(scores, roles, weights, tolerance)
+        to_keep.add(chosen)
+    finally:  # the candidates of every run, also an interrupted one, would fill the disk
+        for weight in stored.keys() - to_keep:
+            stored[weight].unlink(missing_ok=True)
     at(chosen)
     return MergeResult(
         weight=chosen,
@@ -214,10 +218,10 @@ def _score(
     share: Sequence[float],
     bar: Callable[[int], None],
     cache: str | None,
-) -> tuple[dict[float, Scores], dict[float, Path]]:
-    """Return weight -> scores, 0 and 1 included, and weight -> new file of the store; the encoder keeps a weight."""
+    stored: dict[float, Path],
+) -> dict[float, Scores]:
+    """Return weight -> scores, 0 and 1 included; `stored` gets the new file of the store per weight of this process."""
     scores: dict[float, Scores] = {}
-    stored: dict[float, Path] = {}
     with raise_together():
         for weight in share:
             model, scores[weight] = at(weight), {}
@@ -227,9 +231,8 @@ def _score(
             for corpus, pool in zip(watched, pools, strict=True):
                 scores[weight] |= corpus.scores(model, pool, cache)
             bar(1)
-    parts = gather_object([(scores, stored)])
-    every = {weight: values for part, _ in parts for weight, values in part.items()}
-    return dict(sorted(every.items())), {weight: path for _, part in parts for weight, path in part.items()}
+    every = {weight: values for part in gather_object([scores]) for weight, values in part.items()}
+    return dict(sorted(every.items()))
 
 
 def _choose(
