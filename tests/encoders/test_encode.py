@@ -64,6 +64,9 @@ def test_a_text_without_any_token_has_the_embedding_zero(tiny_model, texts):
     embeddings = encode_texts(tiny_model, texts, "document", progress=steps.append)
     assert sum(steps) == len(texts)
     assert not embeddings[[0, -1]].any()
+    trained = embed_features(tiny_model, tiny_model.preprocess(texts))
+    trained.sum().backward()
+    np.testing.assert_allclose(torch.nn.functional.normalize(trained).detach(), embeddings, atol=1e-6)
     if len(texts) > 2:
         np.testing.assert_allclose(np.linalg.norm(embeddings[1:-1], axis=1), 1.0, atol=1e-5)
         np.testing.assert_allclose(embeddings[1:-1], encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)

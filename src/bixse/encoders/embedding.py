@@ -54,12 +54,17 @@ def embed_features(
         return embed(dict(features))
     # A batch padded to its longest text spends most of its time on padding. Trimmed passes change no embedding: the
     # mask hides padding. Left padding needs relative positions (decoders): absolute ones count from the padding on.
-    order, numbers = passes_by_length(mask, mini_batch_size)
+    # without special tokens, an empty text has no token: models crash or give NaN, so it becomes 0
+    with_tokens = mask.any(dim=1).nonzero().squeeze(1)
+    order, numbers = passes_by_length(mask[with_tokens], mini_batch_size)
+    order = with_tokens[order]
     # a pass through a sharded encoder gathers weights from all processes: each must call this and run as many passes
-    missing = most_of_all(len(numbers), mask.device) - len(numbers) if sharded else 0
+    # a batch without any token takes one pass, which gives the dimensions
+    missing = max(1, most_of_all(len(numbers), mask.device) if sharded else 0) - len(numbers)
     parts = [embed(take_rows(features, mask, rows)) for rows in (order.split(numbers) if numbers else [])]
     parts += [embed(_one_token(features, mask))[:0] for _ in range(missing)]
-    return torch.cat(parts)[torch.argsort(order)]
+    embeddings = torch.cat(parts)
+    return embeddings.new_zeros(len(mask), embeddings.shape[1]).index_copy(0, order, embeddings)
 
 
 class _SeparateBackward(torch.autograd.Function):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from sentence_transformers.util import batch_to_device
 
-from bixse.encoders.embedding import embed_features, take_rows
+from bixse.encoders.embedding import embed_features
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.backbones import parts_of
 from bixse.encoders.loading.precision import autocast, resolve_precision
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
-    from torch import Tensor
 
     from bixse.encoders.loading.precision import Precision
     from bixse.relevance import Kind
@@ -71,18 +70,12 @@ def encode_here(
         for start in range(0, len(texts), TEXTS_PER_BLOCK):
             rows = order[start : start + TEXTS_PER_BLOCK]
             features = model.preprocess([texts[row] for row in rows], prompt=prompt, task=kind)
-            # without special tokens, an empty text has no token: models crash or give NaN
-            number, with_tokens = len(rows), _with_tokens(features.get("attention_mask"))
-            if with_tokens is not None and len(with_tokens) < number:
-                rows = rows[with_tokens.numpy()]
-                features = take_rows(features, features["attention_mask"], with_tokens)
-            if len(rows):
-                features = batch_to_device(dict(features), model.device)
-                with autocast(model.device, precision):
-                    block = embed_features(model, features)
-                embeddings[rows] = torch.nn.functional.normalize(block.float(), dim=-1).cpu().numpy()
+            features = batch_to_device(dict(features), model.device)
+            with autocast(model.device, precision):
+                block = embed_features(model, features)
+            embeddings[rows] = torch.nn.functional.normalize(block.float(), dim=-1).cpu().numpy()
             if progress is not None:
-                progress(number)
+                progress(len(rows))
     finally:
         model.train(was_training)
     return embeddings
@@ -91,11 +84,6 @@ def encode_here(
 def by_length(texts: Sequence[str]) -> NDArray[np.int64]:
     """Return the (N,) positions of the texts, shortest first."""
     return np.argsort([len(text) for text in texts], kind="stable")
-
-
-def _with_tokens(mask: object) -> Tensor | None:
-    """Return the rows that have a token; None for features without a mask."""
-    return mask.any(dim=1).nonzero().squeeze(1) if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
 
 
 def weights_key(model: torch.nn.Module) -> str:
