@@ -261,6 +261,7 @@ def test_prompts_under_every_name_sentence_transformers_knows(tiny_model, tmp_pa
     trainer = trainer_of(tiny_model, tmp_path)
     expected = {"passage": "text ", "any": "sort "}["any" if default else "passage"]
     assert trainer.data_collator.prompts["document"] == expected
+    assert trainer_of(tiny_model, tmp_path, prompts="a ").data_collator.prompts == {"query": "a ", "document": "a "}
     check_equal(trainer, tiny_model)
 
 

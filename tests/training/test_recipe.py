@@ -34,7 +34,7 @@ from helpers.server_readers import text_embeddings_inference, vllm_before_septem
 
 
 class TestUnhappyPaths:
-    @pytest.mark.parametrize("kind", ["pairs", "dev", "model", "lora", "dimensions", "frozen layers"])
+    @pytest.mark.parametrize("kind", ["pairs", "dev", "model", "lora", "dimensions", "frozen layers", "frozen"])
     def test_refused_input_leaves_no_output_folder(self, actions, student, tmp_path, train_toy, kind):
         (tmp_path / "pairs.csv").write_text("query,document,relevance\ncopy,move,3\n")
         shutil.copytree(actions, tmp_path / "dev")
@@ -46,6 +46,7 @@ class TestUnhappyPaths:
             "model": ({"model": tmp_path / "no" / "model"}, ModelError, "no such folder"),
             "lora": ({"model": student, "max_length": None, "lora": {}}, ModelError, "lora"),
             "dimensions": ({"dimensions": [33]}, ModelError, "dimensions"),
+            "frozen": ({"model": student, "max_length": None, "frozen_layers": 0}, ModelError, "frozen_layers: got 0"),
             "frozen layers": ({"frozen_layers": 2}, InputError, "frozen_layers: got 2"),
         }[kind]
         with pytest.raises(error, match=fact):

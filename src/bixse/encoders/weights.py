@@ -36,6 +36,11 @@ def upcast_trainable_to_float32(model: SentenceTransformer) -> None:
 
 def freeze_lowest(model: SentenceTransformer, layers: int) -> None:
     """Keep the embeddings of the tokens and the lowest layers as they are; 0 freezes the embeddings alone."""
+    if not backbones(model):
+        raise ModelError(
+            f"frozen_layers: got {layers} for a model without a transformer, such as static embeddings; expected one "
+            "with layers; fix: leave frozen_layers out"
+        )
     for part in backbones(model):
         backbone = part.auto_model
         blocks = transformer_blocks(backbone)

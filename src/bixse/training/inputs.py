@@ -75,12 +75,12 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
     use_attention_to_train_with(model, config.train_max_length or config.max_length)
     if table is not None:
         set_instructions(model, table)
+    if config.dropout is not None:  # before the adapters, which have a dropout of their own
+        set_dropout(model, config.dropout)
     if config.lora is not None:
         add_lora(model, **config.lora.model_dump())
     if config.frozen_layers is not None:
         freeze_lowest(model, config.frozen_layers)
     upcast_trainable_to_float32(model)
-    if config.dropout is not None:
-        set_dropout(model, config.dropout)
     check_dimensions(model, config.dimensions)
     return build_loss(config.loss, model, config.dimensions, scale=config.scale, **config.loss_options)

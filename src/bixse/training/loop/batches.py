@@ -331,12 +331,14 @@ def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> 
     return preprocess
 
 
-def prompts_of(model: SentenceTransformer, changes: object, pairs: GradedPairs) -> Mapping[str, str] | Instructions:
-    """Return the model's table of task instructions, or else its prompts updated with `changes`."""
+def prompts_of(
+    model: SentenceTransformer, changes: str | dict[str, Any] | None, pairs: GradedPairs
+) -> Mapping[str, str] | Instructions:
+    """Return the model's table of task instructions, or else its prompts updated with `changes`, a text for both."""
     table: Instructions | None = getattr(model, "instructions", None)
     if table is not None:
         table.check_tasks("instructions", pairs.tasks[0])
         return table
     prompts = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
-    prompts |= changes if isinstance(changes, dict) else {}
+    prompts |= dict.fromkeys(prompts, changes) if isinstance(changes, str) else changes or {}
     return {name: text for name, text in prompts.items() if isinstance(text, str)}
