@@ -240,7 +240,7 @@ class TrainConfig(Settings):
     train_max_length: int | None = Field(default=None, ge=4)
     """Maximum number of tokens per text in training alone. Null takes max_length, as the saved model does."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
-    """Dropout rate of the encoder in training. Null keeps the rate of the model."""
+    """Dropout rate of the encoder in training; `lora` has the rate of adapters. Null keeps the rate of the model."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
     bidirectional: bool | None = None
@@ -280,8 +280,8 @@ class TrainConfig(Settings):
     """Dtype of computation: float32, bfloat16 or auto. auto follows `--precision` or BIXSE_PRECISION, or else takes
     bfloat16 if the CPU or GPU is fast at it."""
     evaluations_per_epoch: int = Field(default=1, ge=0)
-    """Number of dev evaluations and checkpoints per epoch. 0 writes one checkpoint per epoch, and evaluates dev only to
-    choose the merge weight."""
+    """Number of dev evaluations and checkpoints per epoch; there are more if it does not divide the steps of an epoch.
+    0 writes one checkpoint per epoch, and evaluates dev only to choose the merge weight."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Trackers that also get the log, through transformers. Each tracker needs its package."""
 
