@@ -120,8 +120,8 @@ def test_flags_override_the_file_and_leave_the_rest(tmp_path):
     assert (config.seed, config.optimizer.num_train_epochs, config.optimizer.global_batch_size) == (8, 2, 4)
     assert config.optimizer.learning_rate == 5e-5  # a text to YAML 1.1
     assert (config.lora, config.merge, config.regrade.ledger) == (None, None, tmp_path / "answers")
-    config = TrainConfig.load(path, {"lora.rank": 3, "merge.documents": 7})
-    assert (config.lora.rank, config.merge.documents) == (3, 7)
+    config = TrainConfig.load(path, {"lora.rank": 3, "merge.weights": [0.5]})
+    assert (config.lora.rank, config.merge.weights) == (3, (0.5,))
     assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.num_train_epochs": 1}).optimizer.num_train_epochs == 1
 
 

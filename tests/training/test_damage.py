@@ -99,7 +99,7 @@ def test_a_best_checkpoint_that_is_damaged_or_gone_is_refused_and_a_moved_run_en
         train(settings, moved, progress=False)
     flip(best / "model.safetensors")
     copy = best.rename(tmp_path / "copy")
-    with pytest.raises(TrainingError, match=rf"{best.name}: got no complete checkpoint"):
+    with pytest.raises(TrainingError, match=rf"{best.name}: got no such folder"):
         train(settings, moved, progress=False)
     expected = load_file(shutil.copytree(copy, best) / "model.safetensors")
     result = train(settings, moved, progress=False)

@@ -223,7 +223,7 @@ def dev_evaluator(
 ) -> GradedRetrievalEvaluator | None:
     """Return the evaluator of graded nDCG@10 on dev, over judged documents and BM25 hits; None if there is none."""
     dev = sets_of(watched, "dev")
-    if watched:  # the merge searches too
+    if watched and (config.evaluations_per_epoch or config.merge is not None):  # the merge searches too
         prompt_for(model, "query")  # reports a missing prompt
     if config.evaluations_per_epoch == 0 or not dev:
         return None

@@ -167,15 +167,11 @@ def merge(
     bar = Progress("merge: search", len(find) + len(share)) if progress and is_main_process() else lambda done: None
     pools = _pools(at, watched, find, bar, cache)
     roles = {queries.name: queries.role for _, queries in sets_of(watched)}
-    stored: dict[float, Path] = {}
-    to_keep = {0.0, 1.0}
-    try:
-        scores = _score(at, watched, pools, share, bar, cache, stored)
-        points, chosen = _choose(scores, roles, weights, tolerance)
-        to_keep.add(chosen)
-    finally:  # the candidates of every run, also an interrupted one, would fill the disk
-        for weight in stored.keys() - to_keep:
-            stored[weight].unlink(missing_ok=True)
+    scores, stored = _score(at, watched, pools, share, bar, cache)
+    points, chosen = _choose(scores, roles, weights, tolerance)
+    # the candidates of every run would fill the disk; an interrupted merge reads its own when it is continued
+    for weight in stored.keys() - {0.0, chosen, 1.0}:
+        stored[weight].unlink(missing_ok=True)
     at(chosen)
     return MergeResult(
         weight=chosen,
@@ -218,21 +214,21 @@ def _score(
     share: Sequence[float],
     bar: Callable[[int], None],
     cache: str | None,
-    stored: dict[float, Path],
-) -> dict[float, Scores]:
-    """Return weight -> scores, 0 and 1 included; `stored` gets the new file of the store per weight of this process."""
+) -> tuple[dict[float, Scores], dict[float, Path]]:
+    """Return weight -> scores, 0 and 1 included, and weight -> file of the store, of this process's weights."""
     scores: dict[float, Scores] = {}
+    stored: dict[float, Path] = {}
     with raise_together():
         for weight in share:
             model, scores[weight] = at(weight), {}
             path = EmbeddingStore(model, cache).path
-            if path is not None and not path.exists():
+            if path is not None:
                 stored[weight] = path
             for corpus, pool in zip(watched, pools, strict=True):
                 scores[weight] |= corpus.scores(model, pool, cache)
             bar(1)
     every = {weight: values for part in gather_object([scores]) for weight, values in part.items()}
-    return dict(sorted(every.items()))
+    return dict(sorted(every.items())), stored
 
 
 def _choose(

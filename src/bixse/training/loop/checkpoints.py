@@ -87,8 +87,8 @@ def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
 
 
 def check_checkpoint(checkpoint: Path) -> None:
-    """Refuse, by a TrainingError, an incomplete checkpoint, or one whose files have changed since."""
-    wrong = damage(checkpoint) if (checkpoint / HASHES_FILE).is_file() else "no complete checkpoint"
+    """Refuse, by a TrainingError, a checkpoint that is gone or whose files have changed since they were written."""
+    wrong = damage(checkpoint) if checkpoint.is_dir() else "no such folder"
     if wrong is not None:
         raise TrainingError(
             f"{checkpoint}: got {wrong}; expected the checkpoint as it was saved (its hashes are in {HASHES_FILE}); "
