@@ -100,12 +100,17 @@ def test_ndcg_needs_whole_queries():
     assert "left out" not in found.text()
 
 
-def test_the_interval_covers_the_truth():
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_interval_covers_the_truth(stopped):
     covered, errors = [], []
     for seed in range(250):
         runs, grades, labels = population(25, 12, seed, rate=0.07)
-        drawn = some(labels, 40, seed + 1000)
-        (estimate,) = evaluate_few_labels({"a": runs["a"]}, grades, drawn).estimates
+        drawn, chances = some(labels, 40, seed + 1000), None
+        if stopped:  # in the queries of the first half, rare grades are drawn three times as often
+            chances = {pair: 0.9 if grades[pair] > 0.5 else 0.3 for pair in labels if pair[0] < "q12"}
+            share = np.random.default_rng(seed + 1000).random(len(chances))
+            drawn = {pair: labels[pair] for pair, one in zip(chances, share, strict=True) if one < chances[pair]}
+        (estimate,) = evaluate_few_labels({"a": runs["a"]}, grades, drawn, chances, scaled=stopped).estimates
         if estimate.labels.low is not None:
             values = evaluate_run(qrels_of(labels), runs["a"], [estimate.metric], 0.5)[estimate.metric].values()
             truth = sum(values) / 25

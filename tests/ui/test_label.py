@@ -2,6 +2,7 @@ import json
 import os
 import re
 from contextlib import ExitStack
+from dataclasses import asdict
 from html import unescape
 from itertools import count
 
@@ -11,6 +12,8 @@ import pytest
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.errors import InputError, InvalidFileError, StorageError
+from bixse.evaluation.systems import read_ranking
+from bixse.judging.audit.few_labels import evaluate_few_labels
 from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
 from bixse.ui.label_log import LabelEvent, open_labels
@@ -318,6 +321,27 @@ def test_agreement_counts_labels_by_how_they_were_drawn(run, open_server):
     assert agreement.left(0.01) > agreement.left(0.1) >= 0
     assert agreement.width(96) == pytest.approx((agreement.kappa.high - agreement.kappa.low) / 2)
     assert agreement.verdict in browser.get("/label").text and agreement.verdict in browser.get("/disagreements").text
+
+
+def test_labels_of_a_plan_that_was_stopped_early_stand_for_all_pairs(tmp_path, run, open_server, capsys):
+    system = tmp_path / "system.trec"
+    lines = (f"q{q} Q0 d{q}-{d} {d + 1} {-d} a" for q in range(10) for d in range(4))
+    system.write_text("\n".join(lines) + "\n")
+    words = ("evaluate", system, "--grades", run / "judgements.parquet", "--human", run / "labels.jsonl")
+    for planned, plans in ((30, 1), (36, 2)):
+        with ExitStack() as stack:
+            workspace = stack.enter_context(open_workspace(UiSettings(run=run, planned=planned, overlap=0)))
+            for turn in range(7):
+                label(Browser(Server(workspace, PORT), "ann"), str(turn % 4))
+        code, envelope = call(capsys, *words, "--scale", 0, 3)
+        assert code == 0 and any("labels of 2 plans" in line for line in envelope["warnings"]) == (plans == 2)
+        if plans == 1:
+            labels = read_labels(run / "labels.jsonl", SCALE)
+            share = sum(1 / chance for chance in labels.probability.values()) / 40
+            chances = {pair: min(1, share * chance) for pair, chance in labels.probability.items()}
+            grades, ranking = read_labels(run / "judgements.parquet").relevance, read_ranking(str(system))
+            right = evaluate_few_labels({str(system): ranking}, grades, labels.relevance, chances, positive_from=1 / 3)
+            assert share < 0.4 and envelope["metrics"]["estimates"][0]["labels"] == asdict(right.estimates[0].labels)
 
 
 NUMBERS = count()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     *(FileColumn(name, "id") for name in ("query_id", "document_id")),
     *(FileColumn(name) for name in ("event", "person", "time", "status")),
-    *(FileColumn(name, needed=False) for name in ("explanation", "undoes", "seen", "shows")),
+    *(FileColumn(name, needed=False) for name in ("explanation", "plan", "undoes", "seen", "shows")),
     *(FileColumn(name, "number", needed=False) for name in ("grade", "seconds", "probability")),
 )
 
@@ -48,6 +48,8 @@ class LabelEvent(Word):
     """Seconds since the page appeared or since the person's last event, whichever came later."""
     probability: float | None = None
     """Probability that the pair was drawn; if people stop early, only the ratios between pairs are valid."""
+    plan: str | None = None
+    """Plan by which the pair was drawn; probabilities of two plans do not compare."""
     undoes: str | None = None
     """Name of the event that no longer counts."""
     seen: str | None = None

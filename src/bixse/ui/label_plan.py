@@ -144,6 +144,7 @@ class LabelPlan:
         self.seed = seed
         self.probabilities = inclusion_probabilities(label_values(index, rubric), settings.planned)
         """The (N,) inclusion probabilities."""
+        self.name = hashlib.sha256(self.probabilities.round(6).tobytes()).hexdigest()[:8]  # of the probabilities
         pairs = list(zip(index.query_ids, index.document_ids, strict=True))
         drawn = np.array([share_of(seed, "pair", *pair) for pair in pairs])
         # the floor keeps the division defined for certain pairs, whose odds are replaced by infinity

@@ -192,9 +192,12 @@ def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None)
     runs = {name: read_ranking(name) for name in settings.model}
     stated = GradeScale(*settings.scale) if settings.scale else None
     path = out / "few_labels.json" if out is not None else None
-    result, wrong, scale = few_labels_of_files(runs, grades, settings.human, stated, settings.min_relevant_grade, path)
-    ends = f"{scale.minimum:g} to {scale.maximum:g}"
+    result, wrong, people = few_labels_of_files(runs, grades, settings.human, stated, settings.min_relevant_grade, path)
+    ends = f"{people.scale.minimum:g} to {people.scale.maximum:g}"
     warnings = [] if stated else [f"the scale {ends} is that of the labels found; state --scale"]
+    if len(people.plans) > 1:
+        warnings.append(f"{people.path}: got labels of {len(people.plans)} plans of bixse ui; expected one, as their "
+                        "probabilities do not compare; fix: label into a new file (bixse ui --labels)")  # fmt: skip
     artifacts = {"results": str(path)} if path is not None else {}
     text = "\n".join([result.text(), *wrong])
     return CommandResult(text, asdict(result), artifacts, warnings, exit_code=3 if wrong else 0)

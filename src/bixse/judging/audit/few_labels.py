@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from bixse.evaluation.statistics import Floats
+    from bixse.judging.audit.labels import Labels
     from bixse.relevance import GradeScale, Ranking
     from bixse.report.table import Cell
 
@@ -111,6 +112,7 @@ def evaluate_few_labels(
     probabilities: Pairs | None = None,
     metrics: Sequence[str] | None = None,
     positive_from: float = 0.5,
+    scaled: bool = False,
 ) -> FewLabels:
     """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
 
@@ -124,13 +126,14 @@ def evaluate_few_labels(
         probabilities: probability with which each pair was drawn; None: all are equal.
         metrics: "precision@k" and, from whole queries, "ndcg@k"; None for both at 10, if the labels allow them.
         positive_from: lowest relevance that counts as relevant for precision.
+        scaled: multiply the probabilities so that the labels stand for all pairs: people stopped before the end.
 
     Raises:
         InputError: no run, another metric, nDCG from labels of pairs, a run without a query of the pool, or unusable
             labels (see `bixse.judging.audit.few_labels.judged_pool`).
 
     """
-    pool = judged_pool(grades, labels, probabilities)
+    pool = judged_pool(grades, labels, probabilities, scaled)
     default = FEW_LABELS_METRICS if pool.whole_queries else FEW_LABELS_METRICS[1:]
     wanted = [_parse(name, positive_from) for name in (default if metrics is None else metrics)]
     if not pool.whole_queries and any(metric.measure == "ndcg" for metric in wanted):
@@ -172,8 +175,8 @@ def few_labels_of_files(
     scale: GradeScale | None = None,
     min_relevant_grade: float = MIN_RELEVANT_GRADE,
     out: Path | None = None,
-) -> tuple[FewLabels, list[str], GradeScale]:
-    """Return `evaluate_few_labels` of files, which `out` keeps, lines on impossible labels, and the labels' scale."""
+) -> tuple[FewLabels, list[str], Labels]:
+    """Return `evaluate_few_labels` of files, which `out` keeps, lines on impossible labels, and people's labels."""
     people = read_labels(human, scale)
     judge = read_labels(grades, otherwise=people.scale)
     result = evaluate_few_labels(
@@ -182,10 +185,11 @@ def few_labels_of_files(
         people.relevance,
         people.probability,
         positive_from=people.scale.to_relevance(min_relevant_grade),
+        scaled=bool(people.plans),
     )
     if out is not None:
         write_atomically(out, json.dumps(asdict(result), indent=1) + "\n")
-    return result, impossible_lines([*people.impossible, *judge.impossible]), people.scale
+    return result, impossible_lines([*people.impossible, *judge.impossible]), people
 
 
 class _Metric(NamedTuple):
@@ -455,11 +459,12 @@ class JudgedPool:
         return self.sample.sum_by_query(gains)
 
 
-def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None) -> JudgedPool:
+def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None, scaled: bool = False) -> JudgedPool:
     """Join a judge's grades and people's labels, all in [0, 1].
 
     Without `probabilities`, labelled pairs (or labelled queries, if all their pairs are labelled) count as drawn
-    uniformly. Raise InputError for no common pair, fewer than 2 queries, or unusable or missing probabilities.
+    uniformly. `scaled` multiplies the probabilities so that the labelled units stand for all units.
+    Raise InputError for no common pair, fewer than 2 queries, or unusable or missing probabilities.
     """
     pairs = tuple(sorted(grades))
     names = sorted({query for query, _ in pairs})
@@ -479,12 +484,7 @@ def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None
     graded = np.array([grades[pair] for pair in pairs], dtype=np.float64)
     chances = [probabilities.get(pairs[position]) for position in common] if probabilities else []
     sure = np.ones(len(labelled))
-    if not chances:
-        sample = LabelledSample(query, len(names), labelled, sure)
-        whole_queries = JudgedPool(pairs, graded, sample, known, 0).whole_queries
-        share = len(set(query[labelled].tolist())) / len(names) if whole_queries else len(labelled) / len(pairs)
-        sure = np.full(len(labelled), share)
-    else:
+    if chances:
         without = chances.count(None)
         bad = [value for value in chances if value is not None and not 0 < value <= 1]
         if without or bad:
@@ -494,6 +494,10 @@ def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None
                 "each pair was drawn, or leave the column out if all were drawn with equal probability"
             )
         sure = np.array(chances, dtype=np.float64)
-    return JudgedPool(
-        pairs, graded, LabelledSample(query, len(names), labelled, sure), known, len(labels.keys() - grades.keys())
-    )
+    sample = LabelledSample(query, len(names), labelled, sure)
+    pool = JudgedPool(pairs, graded, sample, known, len(labels.keys() - grades.keys()))
+    if chances and not scaled:
+        return pool
+    units = pool.of_queries if pool.whole_queries else sample
+    share = (1 / units.probability).sum() / len(units.query)
+    return replace(pool, sample=replace(sample, probability=np.minimum(1, share * sure)))

@@ -2,8 +2,8 @@
 
 `bixse ui` keeps people's labels as events in a file that only grows. One line of JSON per event: `event` (its name),
 `person`, `time`, `seconds`, `query_id`, `document_id`, `status`, `grade`, `explanation`, `probability`, `undoes`,
-`shows` and `seen`. A person's last event about a pair counts, unless it was undone. An event with `seen` "judge" came
-after the judge's grade was shown: it is no independent opinion, and no measure of agreement reads it.
+`shows`, `seen` and `plan`. A person's last event about a pair counts, unless it was undone. An event with `seen`
+"judge" came after the judge's grade was shown: it is no independent opinion, and no measure of agreement reads it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ PairIds: TypeAlias = tuple[str, str]
 COLUMNS = (
     *(FileColumn(name, "id", needed=False) for name in ("query_id", "document_id")),
     *(FileColumn(name, needed=False) for name in ("query", "document", "status", "judge")),
-    *(FileColumn(name, needed=False) for name in ("person", "event", "undoes", "seen")),
+    *(FileColumn(name, needed=False) for name in ("person", "event", "undoes", "seen", "plan")),
     *(FileColumn(name, "number", needed=False) for name in ("grade", "relevance")),
     FileColumn("repeat", "integer", needed=False, low=0),
     FileColumn("probability", "number", needed=False),
@@ -128,6 +128,7 @@ class Labels:
     impossible: tuple[ImpossibleLabel, ...] = ()
     probability: Mapping[PairIds, float] = field(default_factory=dict)
     """Probability with which a pair was drawn for a label, if the file holds it."""
+    plans: frozenset[str] = frozenset()  # of `bixse ui`, by which the pairs were drawn; "" if an event names none
     after_judge: int = 0  # events left out because the person had seen the judge's grade
 
     @property
@@ -155,6 +156,7 @@ class _Row(Word):
     event: str | None = None
     undoes: str | None = None
     seen: str | None = None
+    plan: str | None = None
 
     @property
     def label(self) -> float | None:
@@ -215,8 +217,11 @@ def read_labels(
     judges = {row.judge for row in rows if row.judge}
     name = judges.pop() if len(judges) == 1 else path.stem
     probability = {row.pair: row.probability for row in rows if row.probability is not None}
+    plans = frozenset(row.plan or "" for row in rows if row.event is not None and row.probability is not None)
     after_judge = len(read) - len(counted)
-    return Labels(name, str(path), scale, grades, relevance, missing, tuple(impossible), probability, after_judge)
+    return Labels(
+        name, str(path), scale, grades, relevance, missing, tuple(impossible), probability, plans, after_judge
+    )
 
 
 def _is_table(path: Path) -> bool:
@@ -241,7 +246,9 @@ def _table_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
             got = f"{row['probability']:g}"
             errors.add(number, "probability", got, "above 0 and up to 1", "write how it was drawn")
         if not row["repeat"]:
-            as_read = {name: row[name] for name in ("probability", "judge", "person", "event", "undoes", "seen")}
+            as_read = {
+                name: row[name] for name in ("probability", "judge", "person", "event", "undoes", "seen", "plan")
+            }
             yield _Row(number, *ids, grade, relevance, status, **as_read)
     if not has_labels and not errors.total:
         errors.add(None, None, "no label", "a column 'grade' or 'relevance' with values", "rename or add it")
@@ -259,7 +266,7 @@ def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
         last = list(words.values())[-1]
         grade = agreed_grade(words)
         status = last.status if grade is None else "graded"
-        yield _Row(last.row, *pair, grade, status=status, probability=last.probability)
+        yield _Row(last.row, *pair, grade, None, status, last.probability, event=last.event, plan=last.plan)
 
 
 def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidFileError) -> str:

@@ -95,7 +95,7 @@ def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bo
     """The event of a card's form; a person found a `chosen` pair, which is in no plan and perhaps in no file."""
     form, labels = visit.form, workspace.rubric.labels
     pair = (form.get("query_id", ""), form.get("document_id", ""))
-    row, answer = workspace.index.row_of.get(pair), form.get("answer", "")
+    row, answer = None if chosen else workspace.index.row_of.get(pair), form.get("answer", "")
     if row is None and not chosen:
         raise InputError(
             f"label: got the pair {shorten(pair)}; expected a pair of this folder; fix: load the page again"
@@ -114,7 +114,8 @@ def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bo
         grade=workspace.rubric.values[labels.index(answer)] if answer in labels else None,
         explanation=form.get("explanation", "").strip()[:LONGEST_EXPLANATION] or None,
         seconds=_seconds(workspace, visit),
-        probability=None if row is None or chosen else round(float(workspace.plan.probabilities[row]), 9),
+        probability=None if row is None else round(float(workspace.plan.probabilities[row]), 9),
+        plan=None if row is None else workspace.plan.name,
         seen="judge" if seen else None,
     )
 
