@@ -330,6 +330,9 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
         else:
             no_dev = "  dev: got nothing; expected a collection folder to rank the arms by; fix: set it in `base`"
             lines = [] if settings.dev else [no_dev]
+            if settings.merge is None and settings.evaluations_per_epoch == 0:
+                lines.append("  evaluations_per_epoch: got 0 and no merge, so no figure on dev to rank the arms by; "
+                             "expected 1 or more; fix: set it in `base`")  # fmt: skip
             labels = {key: _as_read(settings, key, value) for key, value in choice.items()}
             # keyed by what training reads: 1e-4 and "0.0001" are one arm
             arms.setdefault(settings.model_dump_json(), Arm(labels, train=settings.model_dump(mode="json")))
@@ -369,7 +372,7 @@ def _key_errors(config: SweepConfig) -> Iterator[str]:
     for key in config.vary:
         if key == "seed":
             yield "  vary.seed: got the training seed; expected it as `seeds`; fix: move the list to `seeds`"
-        if key in ("dev", "merge", "merge.documents") or key.startswith(("dev_", "guard")):
+        if key in ("kind", "dev", "merge", "merge.documents") or key.startswith(("dev_", "guard")):
             yield (
                 f"  vary.{key}: got a setting of the evaluation; expected one of training: figures on other queries or "
                 "documents do not compare; fix: set it in `base`"
