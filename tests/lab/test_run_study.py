@@ -226,6 +226,15 @@ class TestUnhappyPaths:
     def test_values_at_the_edge(self, name, values):
         assert chosen_values(find_study(name), StudyConfig(study=name, values=values)).items() >= values.items()
 
+    def test_judges_with_one_short_name_are_several_systems(self):
+        judges = ["http://a:8000/v1", "http://b:8000/v1", "c/d", "http://a:8000/v1"]
+        config = StudyConfig(study="rankers", values={"judges": judges, "losses": ["bixse"]})
+        study, values = find_study("rankers"), chosen_values(find_study("rankers"), config)
+        systems = [f"judge {name}" for name in ("http://a:8000/v1", "http://b:8000/v1", "d")]
+        assert [arm.labels["system"] for arm in study.arms(config, values, None)][3:] == systems
+        claims = [claim.claim for claim in study.contrasts(values)]
+        assert claims[:-1] == [f"{name} above {other}" for name in systems for other in ("bm25", "untrained", "bixse")]
+
     def test_another_study_or_other_inputs_are_refused(self, study, actions, tmp_path):
         folder = shutil.copytree(actions, tmp_path / "actions")
         config = study(data={"collection": str(folder), "scale": (0, 3), "min_relevant_grade": 2}, seeds=(0,))

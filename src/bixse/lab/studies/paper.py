@@ -20,6 +20,7 @@ from bixse.preparing.transforms import KeepFrom, transformed
 from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from bixse.data.graded_pairs import GradedPairs
@@ -306,15 +307,16 @@ def _arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> li
     depth = {"depth": values["depth"]}
     arms = [Arm({"system": name}, options=depth) for name in (BM25, UNTRAINED)]
     arms += [Arm({"system": loss}, train=of_loss(config, loss), options=depth) for loss in values["losses"]]
-    for judge in values["judges"]:
+    for judge, name in _names(values["judges"]).items():
         options = {**depth, "judge": judge, "rubric": values["rubric"]}
-        arms.append(Arm({"system": _short(judge)}, options=options, measure=rank_by_judge))
+        arms.append(Arm({"system": name}, options=options, measure=rank_by_judge))
     return arms
 
 
 def _contrasts(values: Choices) -> list[Contrast]:
-    judges = [_short(judge) for judge in values["judges"]]
-    pairs = [(judge, name) for judge in judges for name in (BM25, UNTRAINED, *values["losses"])]
+    pairs = [
+        (judge, name) for judge in _names(values["judges"]).values() for name in (BM25, UNTRAINED, *values["losses"])
+    ]
     pairs += [(loss, UNTRAINED) for loss in values["losses"]]
     return [above(f"{first} above {second}", {"system": first}, {"system": second}) for first, second in pairs]
 
@@ -365,8 +367,11 @@ def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:
     return replace(task, query_sets=(replace(queries, candidates=candidates),))
 
 
-def _short(judge: str) -> str:
-    return f"judge {judge.rstrip('/').rpartition('/')[2] or judge}"
+def _names(judges: Sequence[str]) -> dict[str, str]:
+    """Return judge -> its name in the table: the last part of the path, or all of it where two judges share it."""
+    short = {judge: judge.rstrip("/").rpartition("/")[2] or judge for judge in judges}
+    names = list(short.values())
+    return {judge: f"judge {name if names.count(name) == 1 else judge}" for judge, name in short.items()}
 
 
 RANKERS = Study(
