@@ -100,11 +100,12 @@ def judge_in(html):
 def test_label_is_on_the_disk_once_when_the_page_reports_it(run, browser):
     page = browser.get("/label").text
     after = label(browser, "2", page, explanation="names the function")
-    label(browser, "3", page)  # the same form again
+    again = label(browser, "3", page)  # the same form
     (event,) = events_of(run)
     assert event["grade"] == 2.0 and event["person"] == "ann" and event["explanation"] == "names the function"
     assert event["status"] == "graded" and 0 < event["probability"] <= 1 and event["seconds"] >= 0 and event["time"]
     assert "shows" not in event and f"Saved: 2 for {event['document_id']}." in after
+    assert "Saved: 3" not in again and f"sent before; {event['document_id']} has 2." in again
 
 
 def test_judge_is_shown_after_all_documents_of_a_query_are_labelled(run, open_server):

@@ -162,7 +162,10 @@ def save_label(workspace: Workspace, visit: Visit) -> str:
     if event.status != "skipped" and not any(desk.is_open(other, event.person) for other in others):
         event = replace(event, shows="judge")
     workspace.labels.add(event)
-    visit.session.messages.append(f"Saved: {_word(workspace, event)} for {event.document_id}.")
+    word, name = desk.words(row).get(event.person), event.document_id
+    stands = "no label" if word is None else _word(workspace, word)
+    not_saved = f"Not saved: this form was sent before; {name} has {stands}."
+    visit.session.messages.append(f"Saved: {stands} for {name}." if stands == _word(workspace, event) else not_saved)
     if event.shows:
         return f"/label?{urlencode({'done': event.query_id})}"
     left = any(event.person not in desk.words(other) for other in others)
