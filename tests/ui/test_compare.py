@@ -333,9 +333,20 @@ def test_trial_needs_a_judge_and_labels(run, open_server, judge):
     assert "Label some" in browser.get("/disagreements").text
     browser.submit("/rubric/save", EDIT)
     text = browser.get("/rubric").text
-    assert "bixse grade --pairs" in text and ('action="/rubric/try"' in text) == bool(judge)
+    assert "bixse grade --pairs" not in text and ('action="/rubric/try"' in text) == bool(judge)
     answer = browser.submit("/rubric/try", {"version": "2"})
     assert answer.status_code == 400 and ("label first" if judge else "--judge") in answer.text
+    for query in ("q0", "q1"):
+        form = {"query_id": query, "document_id": f"d{query[1]}-0", "event": query, "answer": "1"}
+        browser.submit("/label/save", form)
+    for count in (2, 40, 40):  # the file of pairs follows the labels until a trial begins
+        browser.submit("/rubric/save", {**EDIT, "system-0": f"Judge {len(list(run.glob('rubric-*.toml')))}."})
+        assert "bixse grade --pairs" in browser.get("/rubric").text
+        assert len(load_pairs(run / "rubric-pairs.parquet")) == count
+        label_all(browser, lambda query_id, document_id: 2)
+        if count == 40:
+            (run / "rubric-3").mkdir(exist_ok=True)
+            browser.submit("/label/undo", {"event": "undo"})
 
 
 @pytest.mark.parametrize("named", ["by its address", "by a file"])

@@ -218,10 +218,8 @@ def read_labels(
     name = judges.pop() if len(judges) == 1 else path.stem
     probability = {row.pair: row.probability for row in rows if row.probability is not None}
     plans = frozenset(row.plan or "" for row in rows if row.event is not None and row.probability is not None)
-    after_judge = len(read) - len(counted)
-    return Labels(
-        name, str(path), scale, grades, relevance, missing, tuple(impossible), probability, plans, after_judge
-    )
+    return Labels(name, str(path), scale, grades, relevance, missing, tuple(impossible), probability, plans,
+                  after_judge=len(read) - len(counted))  # fmt: skip
 
 
 def _is_table(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +40,9 @@ def _version_of(workspace: Workspace, visit: Visit) -> Version:
 
 
 def trial_pairs(workspace: Workspace) -> Path:
-    """The file of the labelled pairs that every version is tried on; the pairs are drawn once."""
+    """The file of the labelled pairs that every version is tried on; the pairs stay once a trial began."""
     path = workspace.run / PAIRS_FILE
-    if path.is_file():
+    if path.is_file() and any(version.out.is_dir() for version in versions(workspace)):
         return path
     index, labels = workspace.index, workspace.labels.grades()
     known = [pair for pair in labels if pair in index.row_of]
@@ -119,7 +119,7 @@ def _result(workspace: Workspace, version: Version) -> dict[str, Any]:
         "job": job,
         "change": change_of(workspace, version) if is_known else None,
         "changed": changed_grades(workspace, version) if is_known else [],
-        "commands": commands(workspace, version),
+        "commands": commands(workspace, version) if (workspace.run / PAIRS_FILE).is_file() else [],
     }
 
 
@@ -132,6 +132,8 @@ def progress(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 def save(workspace: Workspace, visit: Visit) -> str:
     """Write the edited text as a new version."""
     version = save_version(workspace, visit.form)
+    with suppress(InputError):  # without labels there is nothing to try it on yet
+        trial_pairs(workspace)
     visit.session.messages.append(f"Saved as {version.path.name}.")
     return f"/rubric#version-{version.number}"
 
