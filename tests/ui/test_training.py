@@ -192,11 +192,22 @@ def test_paths_of_a_run_are_found_from_another_folder(trained_model, actions, tm
 
 
 def test_grades_are_shown_before_there_is_a_model(trained_model, open_server):
-    shutil.rmtree(trained_model / "model")
+    model, away = trained_model / "model", trained_model / "away"
+    model.rename(away)
     server = open_server(trained_model)
     assert server.workspace.once(TrainBatches).start(0, 0).wait().result.sigma is None
     html = Browser(server).get("/batch").text
     assert "when it is trained" in html and "taken as irrelevant<" in html
+    batches, files = server.workspace.once(TrainBatches), sorted(away.iterdir())
+    model.mkdir()
+    assert batches.start(0, 0).wait().error and "fix:" in Browser(server).get("/batch").text  # an unfinished folder
+    for file in files:
+        file.rename(model / file.name)
+    assert batches.start(0, 0).wait().result.sigma is not None
+    record = json.loads((trained_model / "run.json").read_text())
+    record["config"]["kind"] = "reranker"
+    (trained_model / "run.json").write_text(json.dumps(record))
+    assert "/batch" not in Browser(open_server(trained_model, labels=trained_model / "other.jsonl")).get("/").text
 
 
 @pytest.fixture

@@ -223,17 +223,17 @@ class TrainBatches:
         self._model: Any = None
         self._lock = threading.Lock()
         self._encoding = threading.Lock()
-        self._job = lru_cache(CACHED_BATCHES)(self._begin)  # a cache on the class would keep instances alive
+        self.jobs = lru_cache(CACHED_BATCHES)(self._begin)  # a cache on the class would keep instances alive
 
     def start(self, epoch: int, number: int) -> BackgroundJob:
         """Start the job that draws a `BatchMatrix`; both indices count from 0 and are clipped to the run's batches."""
         with self._lock:  # two requests must not start one batch twice
-            return self._job(max(0, epoch), max(0, number))
+            return self.jobs(max(0, epoch), max(0, number), (self.folder / MODEL_FOLDER).is_dir())
 
-    def _begin(self, epoch: int, number: int) -> BackgroundJob:
-        return BackgroundJob("batch", lambda job: self._drawn(job, epoch, number))
+    def _begin(self, epoch: int, number: int, has_model: bool) -> BackgroundJob:
+        return BackgroundJob("batch", lambda job: self._drawn(job, epoch, number, has_model))
 
-    def _drawn(self, job: BackgroundJob, epoch: int, number: int) -> BatchMatrix:
+    def _drawn(self, job: BackgroundJob, epoch: int, number: int, has_model: bool) -> BatchMatrix:
         from bixse.data.pairs_files import load_several
         from bixse.encoders.loading.build import load_relevance_model
         from bixse.training.config import TrainConfig
@@ -250,7 +250,7 @@ class TrainBatches:
         with self._encoding:  # pairs and model are loaded once, and one batch is encoded at a time
             if self._pairs is None:
                 self._pairs = load_several(_located(self.folder, config.pair_files))
-            if self._model is None and config.kind == "encoder" and (self.folder / MODEL_FOLDER).is_dir():
+            if self._model is None and config.kind == "encoder" and has_model:
                 job.begin("loading the model")
                 self._model = load_relevance_model(self.folder / MODEL_FOLDER)
             job.begin("drawing the batch")
@@ -289,7 +289,10 @@ def _located(folder: Path, files: Sequence[Path]) -> list[Path]:
 
 def batch(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The batch that the address names and an entry of it, counted from 1."""
-    job = workspace.once(TrainBatches).start(visit.number("epoch") - 1, visit.number("batch") - 1)
+    batches = workspace.once(TrainBatches)
+    job = batches.start(visit.number("epoch") - 1, visit.number("batch") - 1)
+    if job.error and not job.is_running:  # this page shows the error, and the next look begins anew
+        batches.jobs.cache_clear()
     job.check()
     matrix: BatchMatrix = job.result
     row, column = visit.number("row"), visit.number("column")
@@ -340,8 +343,13 @@ def _path(mask: NDArray[np.bool_]) -> str:
     return "".join(f"M{x} {y}h{end - x}v1h{x - end}z" for y, x, end in zip(rows, starts, ends, strict=True))
 
 
+def _has_batches(workspace: Workspace) -> bool:
+    record = workspace.record  # a reranker reads pairs or lists, and no matrix of a batch
+    return record.get("command") == "train" and (record.get("config") or {}).get("kind") != "reranker"
+
+
 PICTURES = {name: partial(_panel, name) for name in PANELS}
 PAGES = (
     Page("training", "Training", training, _is_training, parts={"now": training}, pictures=PICTURES),
-    Page("batch", "Batch", batch, lambda of: of.record.get("command") == "train", parts={"entry": batch}),
+    Page("batch", "Batch", batch, _has_batches, parts={"entry": batch}),
 )
