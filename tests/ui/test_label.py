@@ -251,8 +251,10 @@ def test_pairs_on_which_people_differ_are_settled(run, open_server):
         browser = Browser(server, person)
         for _ in range(4):
             label(browser, answer, explanation=f"{person} thinks so")
+    other = Browser(server, "eve").get("/adjudicate").text  # she still has to label these pairs herself
+    assert "thinks so" not in other and "4 more come when" in other and "Nothing is left" not in other
     page = browser.get("/adjudicate").text
-    assert page.count("ann thinks so") == 4 and "alpha is -0." in page
+    assert page.count("ann thinks so") == 4 and "alpha is -0." in page and "more come" not in page
     first = forms(page, "/adjudicate/settle")[0]
     assert browser.submit("/adjudicate/settle", {**first, "answer": "skip"}).status_code == 400
     page = browser.submit("/adjudicate/settle", {**first, "answer": "2"}).text

@@ -218,11 +218,12 @@ def _of_several(words_of: Mapping[PairIds, Mapping[str, LabelEvent]]) -> dict[Pa
 
 
 def adjudicate(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The pairs that are not settled, oldest first."""
-    people = people_agreement(workspace)
-    rows = [row for pair in people["differing"] if (row := workspace.index.row_of.get(pair)) is not None]
-    cards = [make_card(workspace, visit, row) for row in rows[:AT_ONCE]]
-    return {"people": people, "cards": cards, "more": len(rows) - len(cards), "options": options(workspace)}
+    """The pairs that are not settled, oldest first, without those that the person still has to label."""
+    people, hidden = people_agreement(workspace), workspace.desk.unfinished(visit.person)
+    differing = [row for pair in people["differing"] if (row := workspace.index.row_of.get(pair)) is not None]
+    rows = [row for row in differing if row not in hidden]
+    shown = {"cards": [make_card(workspace, visit, row) for row in rows[:AT_ONCE]], "more": len(rows[AT_ONCE:])}
+    return {"people": people, **shown, "hidden": len(differing) - len(rows), "options": options(workspace)}
 
 
 def settle(workspace: Workspace, visit: Visit) -> str:
