@@ -11,6 +11,7 @@ from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model
+from bixse.ui.pages import home
 from bixse.ui.pages.home import list_runs
 from bixse.ui.pages.training import TrainBatches, TrainRun
 from helpers.html_page import Page
@@ -228,7 +229,7 @@ def root(graded, tmp_path):
     return folder
 
 
-def test_page_lists_progress_and_money_of_every_run(root, open_server):
+def test_page_lists_progress_and_money_of_every_run(root, open_server, monkeypatch):
     runs = {run.name: run for run in list_runs(root)}
     assert set(runs) == {"one", "deep/two", "broken", "list", "<img src=x onerror=a>"}
     assert runs["broken"].status == runs["list"].status == "damaged record"
@@ -237,6 +238,10 @@ def test_page_lists_progress_and_money_of_every_run(root, open_server):
     assert stopped.answers == {"graded": 40}  # the ledger moved along with the folder
     assert runs["one"].grading.left == 0
     browser = Browser(open_server(root))
+    monkeypatch.setattr(home, "MOST_RUNS", 3)
+    html = browser.get("/").text
+    assert "5 runs, of which the last 3" in html and html.count('<th scope="row">') == 3 and "<b>x" not in html
+    monkeypatch.undo()
     html = browser.get("/").text
     assert "2.0000 US dollars so far" in html and "about 2.5000" in html and "interrupted" in html
     assert "<img" not in html and "<b>" not in html and "&lt;b&gt;x" in html

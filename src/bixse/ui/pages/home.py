@@ -55,7 +55,7 @@ class GradingState:
 
 def list_runs(root: Path) -> list[RunState]:
     """The state of each run, the last written first; a damaged record is a status of its own."""
-    states = [_state(root, folder) for folder in list(runs_below(root))[:MOST_RUNS]]
+    states = [_state(root, folder) for folder in runs_below(root)]
     return sorted(states, key=lambda run: run.written, reverse=True)
 
 
@@ -98,6 +98,7 @@ def home(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "answered": sum(not workspace.desk.is_open(row, visit.person) for row in plan.rows),
         "reports": list_reports(workspace.run),
         "runs": states,
+        "most_runs": MOST_RUNS,
         "usd": sum(grading.usd or 0 for grading in gradings),
         "usd_to_come": sum(grading.usd_to_come or 0 for grading in gradings),
         "folders": {run.name: shlex.join(["bixse", "ui", str(run.folder)]) for run in states if run.name != "."},
