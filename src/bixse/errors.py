@@ -168,7 +168,7 @@ class InvalidFileError(InputError):
 
 
 def printable(text: str) -> str:
-    r"""Replace control characters (escape codes, carriage returns) and direction marks; keep line breaks and tabs.
+    r"""Replace control characters (escape codes, carriage returns) and direction marks; keep breaks, tabs and joiners.
 
     Example:
         >>> printable("\x1b[31mred\x9b0m\tand\nplain").replace("\N{REPLACEMENT CHARACTER}", "?")
@@ -176,11 +176,10 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    # escape codes of a server (also of one byte) could rename or clear the terminal; no-break spaces (Zs) are harmless
-    return "".join(
-        c if c.isprintable() or c in "\n\t" or unicodedata.category(c) == "Zs" else "\N{REPLACEMENT CHARACTER}"
-        for c in text
-    )
+    # escape codes of a server (also of one byte) could rename or clear the terminal; no-break spaces (Zs) are harmless,
+    # and Persian, Hindi, emoji and hyphenation need joiners and soft hyphens
+    harmless = "\n\t\u00ad\u200c\u200d"
+    return "".join(c if c.isprintable() or c in harmless or unicodedata.category(c) == "Zs" else "\ufffd" for c in text)
 
 
 def shorten(value: object, width: int = 60) -> str:

@@ -28,6 +28,7 @@ from helpers.ui_server import ORIGIN, PORT, Browser, events_of, graded_folder
 
 HOSTILE = (
     "<script>alert(1)</script>\x1b[31m\x00\u202e <img src=x onerror=alert(1)> {{ 7*7 }} \u0645\u0631\u062d\u0628\u0627"
+    "\u200c"
 )
 SCALE = GradeScale(0, 3)
 PAIR = {"query_id": "q0", "document_id": "d0-0"}
@@ -276,6 +277,7 @@ def test_hostile_texts_are_shown_as_text(tmp_path, open_server):
     page = Page(html)
     page.check_served()
     assert "alert(1)" in page.text and "{{ 7*7 }}" in page.text
+    assert "\u0627\u200c" in page.text  # Persian and emoji need the joiners
     assert not {"\x1b", "\x00", "\u202e"} & set(html) and len(html) < 50_000 and "x" * 41 not in html
     row = re.search(r"all=(\d+)", html)[1]
     complete = browser.get("/label", params={"query": forms(html)[0]["query_id"], "all": row}).text
