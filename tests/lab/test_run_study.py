@@ -189,7 +189,9 @@ class TestUnhappyPaths:
     def test_settings_that_a_study_owns_and_names_that_are_not_there(self):
         for settings, message in (
             ({"study": "losses", "preset": "latop"}, "did you mean 'laptop'"),
-            ({"study": "losses", "preset": "smoke", "train": {"seed": 3}}, "which the study sets"),
+            ({"study": "losses", "preset": 3}, "preset: got '3'"),
+            ({"study": ["losses"], "preset": "smoke", "train": {"seed": 3}}, "which the study sets"),
+            ({"study": {"losses": 1}}, "study: got"),
             ({"study": "losses", "per_loss": {"bixs": {}}}, "did you mean 'bixse'"),
             ({"preset": "smoke"}, "study: got nothing"),
         ):

@@ -174,7 +174,9 @@ class StudyConfig(PlaceSettings):
         """
         given = dict(overrides or {})
         file = cls.from_folder(read_settings(path), path.parent) if path is not None else {}
-        preset = given.get("preset", file.get("preset", None if path is not None else DEFAULT_PRESET))
+        read = {"preset": None if path is not None else DEFAULT_PRESET, "study": "", **file, **given}
+        texts = (read[name] for name in ("preset", "study"))  # a list of one stands for its value
+        preset, study = (text[0] if isinstance(text, list) and len(text) == 1 else text for text in texts)
         if "data.collection" in given and not {"data.scale", "data.min_relevant_grade"} <= set(given):
             raise InputError(
                 "--collection: got it without --scale or --min-relevant-grade; expected all three, since the file does "
@@ -182,7 +184,7 @@ class StudyConfig(PlaceSettings):
             )
         values: dict[str, Any] = {}
         if preset is not None:
-            values = _preset(preset, given.get("study", file.get("study", "")))
+            values = _preset(str(preset), str(study))
         config = super().load(None, {**merged(values, file), **given, "preset": preset})
         if "data.collection" in given and config.data.pairs:
             raise InputError(
