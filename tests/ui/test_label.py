@@ -92,6 +92,9 @@ def test_folder_that_cannot_be_labelled_is_refused(tmp_path, run, broken, got):
     if broken == "rubric":
         with open_workspace(UiSettings(run=run, rubric="umbrela-0-3")) as workspace:
             assert workspace.rubric.name == "umbrela-0-3"
+            assert workspace.labels.add(LabelEvent("e", "ann", *PAIR.values(), "graded", 3.0))
+        with pytest.raises(InputError, match="got the grade 3; "):
+            open_workspace(UiSettings(run=run, rubric="binary-0-1")).__enter__()
 
 
 def judge_in(html):

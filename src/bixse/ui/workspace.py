@@ -181,13 +181,16 @@ class Workspace:
 
 @contextmanager
 def open_workspace(settings: UiSettings) -> Iterator[Workspace]:
-    """Open a run folder and lock its labels; raise InputError without pairs, OutputExistsError without the lock."""
+    """Open a run folder and lock its labels; raise InputError if no page can show it, OutputExistsError if locked."""
     if not settings.run.is_dir():
         raise InputError(f"{settings.run}: got no such folder; expected a run folder; fix: check the path")
     others = settings.systems or any(runs_below(settings.run))
     index = open_index(settings.run, settings.pairs, may_be_empty=bool(others))
     with open_labels(settings.labels_path) as labels:
         workspace = Workspace(settings, index, labels)
+        if strange := {event.grade for event in labels.events if event.grade is not None} - {*workspace.rubric.values}:
+            raise InputError(f"{settings.labels_path}: got the grade {max(strange):g}; expected one of the rubric "
+                             f"{workspace.rubric.name}; fix: add their --rubric, or another --labels")  # fmt: skip
         _ = workspace.judge  # wrong settings are refused now, not at the first trial
         yield workspace
 
