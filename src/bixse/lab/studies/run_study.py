@@ -140,5 +140,5 @@ def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) 
     settings |= {"values": values, "train": defaults}
     # resolved: `auto` on another machine would mix two dtypes in one table
     settings["train"]["precision"] = resolve_precision(config.shared.get("precision"))
-    paths = ("pairs", "dev", "test", *(() if data.collection == PYDOCS else ("collection",)))
+    paths = ("pairs", "dev", "test", "extra_test", *(() if data.collection == PYDOCS else ("collection",)))
     return open_run(out, f"study {study.name}", settings, input_hashes(config), paths)
