@@ -148,7 +148,7 @@ class StudyConfig(PlaceSettings):
     data: Annotated[StudyData, Flag(flat=True)] = Field(default_factory=StudyData)
     """The data for training, dev and test."""
     model: str = "demo"
-    """Folder or hub name of the encoder to train, "demo", or "static" (token embeddings of the demo model)."""
+    """Encoder to train: folder, hub name, "demo" or "static" (token embeddings of the demo model). Presets set it."""
     train: dict[str, Any] = Field(default_factory=dict)
     """Settings of `TrainConfig` that all arms share."""
     precision: Setting | None = None

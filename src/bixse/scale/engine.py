@@ -147,7 +147,7 @@ class Engine:
         self.processes = fitting if processes is None else processes
         if not 1 <= self.processes <= most:
             raise InputError(
-                f"processes: got {processes}; expected 1 to {most} (CPU cores or GPUs); fix: lower --processes"
+                f"processes: got {processes}; expected 1 to {most} (CPU cores or GPUs); fix: lower --processes, --jobs"
             )
         self.rank, self.ranks = rank, ranks
         self.here = self.processes == 1
