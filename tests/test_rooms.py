@@ -28,22 +28,22 @@ BUDGET = {
     "machine": (30, 1),
     "extensions": (20, 0),
     "files": (1240, 4),
-    "settings": (230, 2),
+    "settings": (240, 2),
     "data": (1760, 24),
     "report": (710, 11),
-    "encoders": (2460, 21),
-    "losses": (2430, 21),
+    "encoders": (2450, 21),
+    "losses": (2450, 21),
     "search": (690, 18),
-    "evaluation": (1400, 43),
-    "calibration": (900, 29),
-    "training": (3420, 114),
-    "scale": (1810, 47),
+    "evaluation": (1410, 43),
+    "calibration": (910, 29),
+    "training": (3430, 114),
+    "scale": (1820, 47),
     "preparing": (2790, 59),
-    "judging": (6990, 112),
+    "judging": (7020, 112),
     "adapters": (310, 14),
-    "lab": (4430, 140),
-    "ui": (2700, 75),
-    "export": (610, 37),
+    "lab": (4420, 140),
+    "ui": (2720, 75),
+    "export": (620, 37),
     "cli": (1800, 94),
 }
 """Room -> most lines, and most imports of modules of other rooms; running this file prints today's."""
@@ -126,7 +126,7 @@ def figures_of(room):
 @pytest.mark.parametrize("room", ORDER)
 def test_room_is_within_its_budget(room):
     for figure, budget, spare in zip(figures_of(room), BUDGET[room], (10, 2), strict=True):
-        assert figure <= budget, "fix: make something smaller (only a feature that was granted lines raises a budget)"
+        assert figure <= budget, "fix: make something smaller (only granted lines or mended defects raise a budget)"
         assert budget <= max(figure * SPARE, figure + spare), f"lower the budget: {room} has {figure}"
 
 

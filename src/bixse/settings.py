@@ -66,7 +66,11 @@ class Settings(BaseModel):
     def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Self:
         """Read settings from a YAML file, whose relative paths start at its folder; dotted overrides come on top."""
         values = cls.from_folder(read_settings(path), path.parent) if path is not None else {}
-        for key, value in (overrides or {}).items():
+        overrides = overrides or {}
+        for key, value in overrides.items():
+            if value is None and (within := [other for other in overrides if other.startswith(f"{key}.")]):
+                line = f"{key}: got null together with {within[0]}; expected one of the two; fix: drop one"
+                raise ConfigError(f"{path or 'settings'}: 1 error\n  {line}")
             _set(values, key, value)
         try:
             return cls.model_validate(values)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from bixse.encoders.loading.precision import Setting, use_precision
-from bixse.errors import ConfigError
 from bixse.settings import Flag, Settings, known_keys, section_of, types_in
 
 if TYPE_CHECKING:
@@ -150,9 +149,6 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[Settings], first: S
 def settings_from(args: argparse.Namespace, kind: type[Kind], file: Path | None = None) -> Kind:
     """Load the settings of a YAML file with the flags on top. The word null means no value."""
     given = {key: getattr(args, key) for key in known_keys(kind) if hasattr(args, key)}
-    for off in [key for key, value in given.items() if value is None]:
-        if within := [key for key in given if key.startswith(f"{off}.")]:
-            raise ConfigError(f"--no-{off}: got together with --{within[0]}; expected one of the two; fix: drop one")
     return kind.load(file, {key: None if value == "null" else value for key, value in given.items()})
 
 

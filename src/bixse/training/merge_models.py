@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.instructions import prompts_hash
 from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import mean_weights, trained_weights
@@ -70,7 +69,7 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
         if number == 0:  # tuned weights expect the prompts that they were trained with
             base.instructions, base.prompts = other.instructions, other.prompts
             base.default_prompt_name = other.default_prompt_name
-        elif prompts_hash(other) != prompts_hash(base):
+        elif (other.instructions, other.prompts) != (base.instructions, base.prompts):
             raise ModelError(
                 f"merge: got {names[1]} and {name} with different prompts or instructions; expected the same, which "
                 "become those of the merged model; fix: merge models that were trained with the same instructions"

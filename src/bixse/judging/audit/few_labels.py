@@ -131,7 +131,6 @@ def evaluate_few_labels(
     Raises:
         InputError: no run, another metric, nDCG from labels of pairs, a run without a query of the pool, or unusable
             labels (see `bixse.judging.audit.few_labels.judged_pool`).
-
     """
     pool = judged_pool(grades, labels, probabilities, scaled)
     default = FEW_LABELS_METRICS if pool.whole_queries else FEW_LABELS_METRICS[1:]
@@ -483,17 +482,15 @@ def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None
     known = np.array([labels[pairs[position]] for position in common], dtype=np.float64)
     graded = np.array([grades[pair] for pair in pairs], dtype=np.float64)
     chances = [probabilities.get(pairs[position]) for position in common] if probabilities else []
-    sure = np.ones(len(labelled))
-    if chances:
-        without = chances.count(None)
-        bad = [value for value in chances if value is not None and not 0 < value <= 1]
-        if without or bad:
-            got = f"{without} of {len(chances)} labels without one" if without else f"{bad[0]}"
-            raise InputError(
-                f"probability: got {got}; expected one in (0, 1] for each label; fix: write the probability with which "
-                "each pair was drawn, or leave the column out if all were drawn with equal probability"
-            )
-        sure = np.array(chances, dtype=np.float64)
+    without = chances.count(None)
+    bad = [value for value in chances if value is not None and not 0 < value <= 1]
+    if without or bad:
+        got = f"{without} of {len(chances)} labels without one" if without else f"{bad[0]}"
+        raise InputError(
+            f"probability: got {got}; expected one in (0, 1] for each label; fix: write the probability with which "
+            "each pair was drawn, or leave the column out if all were drawn with equal probability"
+        )
+    sure = np.array(chances or [1.0] * len(common), dtype=np.float64)
     sample = LabelledSample(query, len(names), labelled, sure)
     pool = JudgedPool(pairs, graded, sample, known, len(labels.keys() - grades.keys()))
     if chances and not scaled:
