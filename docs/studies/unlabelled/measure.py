@@ -124,9 +124,7 @@ def train_cell(
 
 
 def evaluate(model: str | Path, name: str, data: Path, out: Path) -> None:
-    """Write the figures of a model on a set to OUT."""
-    if (out / "run.json").exists():
-        return
+    """Write the figures of a model on a set to OUT; finished figures are read again."""
     folder, split, grade = MEASURED_ON[name]
     where = ("--collection", data / folder, "--split", split, "--min-relevant-grade", grade)
     bixse("evaluate", model, *where, "--out", out)
