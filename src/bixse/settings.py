@@ -123,12 +123,10 @@ class Settings(BaseModel):
     @classmethod
     def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Join the relative paths among the values, also of sections, to a folder."""
-        moved: dict[str, Any] = {}
-        for name, value in values.items():
-            field = cls.model_fields.get(name)
-            if name in cls.path_settings():
-                moved[name] = map_paths(value, folder.joinpath)
-            elif isinstance(value, dict) and field is not None and (section := section_of(field)) is not None:
+        moved = {name: map_paths(values[name], folder.joinpath) for name in cls.path_settings() if name in values}
+        for name, field in cls.model_fields.items():
+            section, value = section_of(field), values.get(name)
+            if section is not None and isinstance(value, Mapping):
                 moved[name] = section.from_folder(value, folder)
         return {**values, **moved}
 

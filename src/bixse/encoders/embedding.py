@@ -52,14 +52,14 @@ def embed_features(
     mask = features.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return embed(dict(features))
+    # without special tokens, an empty text has no token: models crash or give NaN, so its embedding is 0
+    with_tokens = mask.any(dim=1).nonzero().squeeze(1)
     # A batch padded to its longest text spends most of its time on padding. Trimmed passes change no embedding: the
     # mask hides padding. Left padding needs relative positions (decoders): absolute ones count from the padding on.
-    # without special tokens, an empty text has no token: models crash or give NaN, so it becomes 0
-    with_tokens = mask.any(dim=1).nonzero().squeeze(1)
     order, numbers = passes_by_length(mask[with_tokens], mini_batch_size)
     order = with_tokens[order]
-    # a pass through a sharded encoder gathers weights from all processes: each must call this and run as many passes
-    # a batch without any token takes one pass, which gives the dimensions
+    # a pass through a sharded encoder gathers weights from all processes: each must call this and run as many passes;
+    # a batch without any token takes one pass too, which gives the dimensions
     missing = max(1, most_of_all(len(numbers), mask.device) if sharded else 0) - len(numbers)
     parts = [embed(take_rows(features, mask, rows)) for rows in (order.split(numbers) if numbers else [])]
     parts += [embed(_one_token(features, mask))[:0] for _ in range(missing)]

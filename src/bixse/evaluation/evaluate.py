@@ -108,10 +108,10 @@ def evaluate_query_sets(
             query_set.name, mean(per_query), per_query, runs[query_set.name], seconds, reused, task.warnings,
             system.precision, query_set.group or query_set.name,
         )  # fmt: skip
-    if record is not None and not (
-        reused and all((_folder(record, task, query_set) / PER_QUERY_NAME).is_file() for query_set in task.query_sets)
-    ):
-        _write(record, system, task, results, seconds)
+    if record is not None:
+        files = [_folder(record, task, query_set) / PER_QUERY_NAME for query_set in task.query_sets]
+        if not (reused and all(file.is_file() for file in files)):
+            _write(record, system, task, results, seconds)
     return results
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -151,8 +152,7 @@ class _Graph(InputModule):
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.record, self.max_seq_length = record, record["max_length"]
-        self.hashes = {path.name: file_hash(path) for path in sorted(folder.glob("model.*"))}
+        self.folder, self.record, self.max_seq_length = folder, record, record["max_length"]
         self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         if record["to"] == "openvino":
             import openvino
@@ -178,6 +178,10 @@ class _Graph(InputModule):
 
     def get_embedding_dimension(self) -> int:
         return int(self.record["dimensions"])
+
+    @cached_property
+    def hashes(self) -> dict[str, Any]:
+        return {path.name: file_hash(path) for path in sorted(self.folder.glob("model.*"))}
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return what tells this graph from others: it has no tensors whose hash could."""

@@ -146,8 +146,8 @@ class Regrading(TrainerCallback):
 
     def _ask(self, asked: pa.Table, epoch: int) -> str | None:
         """Grade the pairs; return why the judge stopped, or None."""
-        spent = self._usd(epoch) + sum(earlier.usd for earlier in self.epochs)  # of this epoch: before an interruption
-        prices = self.judging.prices
+        prices, spent = self.judging.prices, sum(earlier.usd for earlier in self.epochs)
+        spent += self._usd(epoch)  # before an interruption
         left = None if prices.max_usd is None else max(0.0, prices.max_usd - spent)
         config = self.judging.model_copy(update={"prices": prices.limited(left)})
         rows = asked.select(["query_id", "query", "document_id", "document"]).to_pylist()

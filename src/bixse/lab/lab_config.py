@@ -15,7 +15,7 @@ from bixse.errors import SEEDS, InputError, did_you_mean
 from bixse.files.files import read_settings
 from bixse.losses.catalogue import LOSSES
 from bixse.scale.engine import PlaceSettings
-from bixse.settings import Flag, Settings, map_paths
+from bixse.settings import Flag, Settings
 from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -77,13 +77,10 @@ class SweepConfig(PlaceSettings):
 
     @classmethod
     def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        moved = dict(values)
-        if isinstance(values.get("base"), Mapping):
-            moved["base"] = TrainConfig.from_folder(values["base"], folder)
-        elif "base" in values:
-            moved["base"] = map_paths(values["base"], folder.joinpath)
-        if isinstance(values.get("vary"), Mapping):
-            moved["vary"] = TrainConfig.from_folder(values["vary"], folder)
+        moved = super().from_folder(values, folder)
+        for name in ("base", "vary"):
+            if isinstance(values.get(name), Mapping):
+                moved[name] = TrainConfig.from_folder(values[name], folder)
         return moved
 
     def base_settings(self) -> dict[str, Any]:
@@ -126,6 +123,13 @@ class StudyData(Settings):
     """Collections to measure on (split test) instead of the collection. Each has equal weight."""
     extra_test: tuple[Path, ...] = ()
     """Further collections to measure on (split test), in a table of their own without claims."""
+
+    @classmethod
+    def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        moved = super().from_folder(values, folder)
+        if isinstance(moved.get("collection"), str) and moved["collection"] != PYDOCS:
+            moved["collection"] = str(folder / moved["collection"])
+        return moved
 
     @model_validator(mode="after")
     def _usable(self) -> StudyData:
@@ -195,12 +199,7 @@ class StudyConfig(PlaceSettings):
 
     @classmethod
     def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        moved = dict(values)
-        if isinstance(values.get("data"), dict):
-            data = StudyData.from_folder(values["data"], folder)
-            if isinstance(data.get("collection"), str) and data["collection"] != PYDOCS:
-                data["collection"] = str(folder / data["collection"])
-            moved["data"] = data
+        moved = super().from_folder(values, folder)
         if isinstance(values.get("train"), dict):
             moved["train"] = TrainConfig.from_folder(values["train"], folder)
         return moved

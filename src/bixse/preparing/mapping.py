@@ -54,7 +54,7 @@ SELECT row, CASE WHEN {text_ids} THEN text_id(query_text) ELSE identifier(query_
        CASE WHEN {text_ids} THEN text_id(document_text) ELSE identifier(id, document_text) END AS document_id,
        query_text AS query, document_text AS document,
        CASE WHEN state = 'graded' THEN coalesce(given, label) END AS grade, state AS status,
-       CASE WHEN is_blank(task->>'$') THEN $task ELSE coalesce(task->>'$', $task) END AS task, label,
+       coalesce(CASE WHEN NOT is_blank(task->>'$') THEN task->>'$' END, $task) AS task, label,
        CASE WHEN {scored} THEN number END AS score,
        CASE WHEN {mapped} AND val IS NOT NULL THEN $teacher ELSE coalesce(nullif(own_judge, ''),
             CASE WHEN label IS NULL THEN $judge ELSE 'binary labels' END) END AS judge,

@@ -7,7 +7,8 @@ CREATE MACRO is_null(v) AS coalesce(json_type(v), 'NULL') = 'NULL';
 CREATE MACRO is_absent(v) AS is_null(v) OR v->>'$' = '';
 CREATE MACRO first_key(keys, names) AS coalesce(list_filter(names, lambda k: list_contains(keys, k))[1], names[1]);
 CREATE MACRO first_value(j, names) AS list_filter(names, lambda k: NOT is_null(get(j, k)))[1];
-CREATE MACRO is_blank(s) AS regexp_full_match(s, '[\s\x0b\x1c-\x1f\x{85}\p{Z}]*');
+CREATE MACRO white_space() AS '[\s\x0b\x1c-\x1f\x{85}\p{Z}]';
+CREATE MACRO is_blank(s) AS regexp_full_match(s, white_space() || '*');
 CREATE MACRO number(v) AS CASE
     WHEN json_type(v) IN ('BIGINT', 'UBIGINT', 'HUGEINT', 'UHUGEINT', 'DOUBLE') THEN TRY_CAST(v->>'$' AS DOUBLE)
     WHEN json_type(v) = 'VARCHAR' AND NOT contains(v->>'$', '_') THEN TRY_CAST(v->>'$' AS DOUBLE) END;
@@ -44,8 +45,7 @@ CREATE MACRO text_error(v) AS CASE
     WHEN is_blank(v->>'$') THEN 'an empty text' END;
 CREATE MACRO id_error(v, is_read) AS CASE
     WHEN is_absent(v) OR json_type(v) IN ('BIGINT', 'UBIGINT', 'HUGEINT') THEN NULL
-    WHEN json_type(v) <> 'VARCHAR' OR (is_read AND regexp_matches(v->>'$', '[\s\x0b\x1c-\x1f\x{85}\p{Z}]'))
-        THEN v::VARCHAR END;
+    WHEN json_type(v) <> 'VARCHAR' OR (is_read AND regexp_matches(v->>'$', white_space())) THEN v::VARCHAR END;
 CREATE MACRO text_id(s) AS left(sha256(s), 16);
 CREATE MACRO identifier(v, s) AS CASE WHEN is_absent(v) THEN text_id(s) ELSE v->>'$' END;
 CREATE MACRO content(title, body) AS trim(coalesce(title, '') || ' ' || coalesce(body, ''), E' \t\n\r\x0b\x0c');

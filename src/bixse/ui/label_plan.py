@@ -144,7 +144,8 @@ class LabelPlan:
         self.seed = seed
         self.probabilities = inclusion_probabilities(label_values(index, rubric), settings.planned)
         """The (N,) inclusion probabilities."""
-        self.name = hashlib.sha256(self.probabilities.round(6).tobytes()).hexdigest()[:8]  # of the probabilities
+        self.name = hashlib.sha256(self.probabilities.round(6).tobytes()).hexdigest()[:8]
+        """Digits of a hash of the probabilities: labels with other ones do not compare."""
         pairs = list(zip(index.query_ids, index.document_ids, strict=True))
         drawn = np.array([share_of(seed, "pair", *pair) for pair in pairs])
         # the floor keeps the division defined for certain pairs, whose odds are replaced by infinity

@@ -342,11 +342,11 @@ class ServerJudge(ServerModel):
                 f"question {question.query_id!r}, {question.document_id!r}: got no messages; expected the rubric's; "
                 "fix: render it with PromptVariant.messages"
             )
-        bodies = [request_body(self.form, question.messages)]
+        seeds: Iterable[int | None] = [None]
         if self.form.mode == "sample":
             first = 1 + question.repeat * self._options.samples  # the probe has seed 0; a repetition gets new seeds
             seeds = range(first, first + self._options.samples, self.form.samples)
-            bodies = [request_body(self.form, question.messages, seed) for seed in seeds]
+        bodies = [request_body(self.form, question.messages, seed) for seed in seeds]
         ended = await asyncio.gather(*map(self._client.chat, bodies), return_exceptions=True)
         replies = [reply for reply in ended if isinstance(reply, Reply)]
         usage, tries = sum((reply.usage for reply in replies), Usage()), sum(reply.tries for reply in replies)

@@ -314,9 +314,8 @@ def _arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> li
 
 
 def _contrasts(values: Choices) -> list[Contrast]:
-    pairs = [
-        (judge, name) for judge in _names(values["judges"]).values() for name in (BM25, UNTRAINED, *values["losses"])
-    ]
+    judges = _names(values["judges"]).values()
+    pairs = [(judge, name) for judge in judges for name in (BM25, UNTRAINED, *values["losses"])]
     pairs += [(loss, UNTRAINED) for loss in values["losses"]]
     return [above(f"{first} above {second}", {"system": first}, {"system": second}) for first, second in pairs]
 

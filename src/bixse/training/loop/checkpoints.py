@@ -62,10 +62,10 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, newest first; a process killed while saving leaves an incomplete one."""
-    complete = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file()]  # written last
-    numbers = ((path.name.removeprefix("checkpoint-"), path) for path in complete)
-    by_step = {int(number): path for number, path in numbers if number.isdigit()}  # not a user's checkpoint-6.bak
-    return [by_step[step] for step in sorted(by_step, reverse=True)]
+    steps = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
+    steps = {path: step for path, step in steps.items() if step.isdigit()}  # not a user's checkpoint-6.bak
+    complete = [path for path in steps if (path / HASHES_FILE).is_file()]  # written last
+    return sorted(complete, key=lambda path: int(steps[path]), reverse=True)  # as text, 10 is before 9
 
 
 def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:

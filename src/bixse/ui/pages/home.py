@@ -55,8 +55,7 @@ class GradingState:
 
 def list_runs(root: Path) -> list[RunState]:
     """The state of each run, the last written first; a damaged record is a status of its own."""
-    states = [_state(root, folder) for folder in runs_below(root)]
-    return sorted(states, key=lambda run: run.written, reverse=True)
+    return sorted((_state(root, folder) for folder in runs_below(root)), key=lambda run: run.written, reverse=True)
 
 
 def _state(root: Path, folder: Path) -> RunState:
