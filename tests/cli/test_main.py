@@ -155,6 +155,14 @@ def test_a_reader_that_stops_early():
     assert (done.returncode, done.stdout, done.stderr) == (0, "line\n", "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
+def test_a_result_that_cannot_be_written_is_an_error():
+    code = HARMLESS.replace("RESULT", 'CommandResult("line")')
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_terminal_that_is_not_utf8():
     result = 'CommandResult("caf\\u00e9 \\u2192 x", warnings=["\\u2192"])'
     code = HARMLESS.replace("RESULT", result).replace("WORDS", '["doctor", "--json"]')

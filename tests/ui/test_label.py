@@ -384,7 +384,7 @@ def test_torn_last_line_is_moved_and_a_complete_line_without_newline_counts(path
 def test_damaged_line_in_the_middle_is_refused_and_nothing_is_changed(path):
     write(path, event("ann", "a", 2.0), event("ann", "b", 2.0))
     first, last = path.read_text().splitlines()
-    for damaged in (first[:30], first.replace('"grade": 2.0, ', ""), "[]"):
+    for damaged in (first[:30], first.replace('"grade": 2.0, ', ""), first.replace('"time": "', '"time": "x'), "[]"):
         path.write_text(f"{damaged}\n{last}\n")
         before = path.read_bytes()
         with pytest.raises(InvalidFileError), open_labels(path):

@@ -42,6 +42,13 @@ def test_only_hosts_of_this_machine_are_served(browser, hosts, status):
     assert {answer.status_code for answer in answers} == {status}
 
 
+def test_default_port_may_be_left_out(browser, monkeypatch):
+    monkeypatch.setattr(browser.server.guard, "port", 80)
+    hosts = ("127.0.0.1", "[::1]", "localhost:80", "127.0.0.1:8765", "evil.example")
+    answers = [browser.get("/static/ui.css", headers={"host": host}).status_code for host in hosts]
+    assert answers == [200, 200, 200, 421, 421]
+
+
 @pytest.mark.parametrize(
     "headers",
     [{"origin": "http://evil.example"}, {"origin": "null"}, {"origin": ""}, {"origin": "http://127.0.0.1:9"},

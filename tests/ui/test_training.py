@@ -223,7 +223,12 @@ def root(graded, tmp_path):
     record["results"]["ledger"] = "/moved/away"
     record["results"]["summary"] |= {"pairs": 20, "not_asked": 20, "statuses": {"graded": 15, "failed": 5}, "usd": 2.0}
     path.write_text(json.dumps(record))
-    for name, text in (("broken", "{"), ("<img src=x onerror=a>", '{"status": "<b>x"}'), ("list", "[]")):
+    for name, text in (
+        ("broken", "{"),
+        ("<img src=x onerror=a>", '{"status": "<b>x"}'),
+        ("list", "[]"),
+        ("in", '{"results": [1]}'),
+    ):
         (folder / name).mkdir()
         (folder / name / "run.json").write_text(text)
     return folder
@@ -231,8 +236,8 @@ def root(graded, tmp_path):
 
 def test_page_lists_progress_and_money_of_every_run(root, open_server, monkeypatch):
     runs = {run.name: run for run in list_runs(root)}
-    assert set(runs) == {"one", "deep/two", "broken", "list", "<img src=x onerror=a>"}
-    assert runs["broken"].status == runs["list"].status == "damaged record"
+    assert set(runs) == {"one", "deep/two", "broken", "list", "in", "<img src=x onerror=a>"}
+    assert runs["broken"].status == runs["list"].status == runs["in"].status == "damaged record"
     stopped = runs["deep/two"].grading
     assert (stopped.pairs, stopped.left, stopped.usd_to_come) == (40, 25, 2.5)  # 0.1 dollars per pair
     assert stopped.answers == {"graded": 40}  # the ledger moved along with the folder
@@ -240,7 +245,7 @@ def test_page_lists_progress_and_money_of_every_run(root, open_server, monkeypat
     browser = Browser(open_server(root))
     monkeypatch.setattr(home, "MOST_RUNS", 3)
     html = browser.get("/").text
-    assert "5 runs, of which the last 3" in html and html.count('<th scope="row">') == 3 and "<b>x" not in html
+    assert "6 runs, of which the last 3" in html and html.count('<th scope="row">') == 3 and "<b>x" not in html
     monkeypatch.undo()
     html = browser.get("/").text
     assert "2.0000 US dollars so far" in html and "about 2.5000" in html and "interrupted" in html

@@ -174,8 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return result.exit_code
     try:
         _show(result, "--json" in words)
-    except BrokenPipeError:  # the reader, such as `head`, has ended; Python's flush at exit would fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's flush at exit would fail again
+        if not isinstance(error, BrokenPipeError):  # else the reader, such as `head`, has ended
+            sys.stderr.write(f"error: standard output: {error.strerror}; fix: free disk space, or another place\n")
+            return 1
     return result.exit_code
 
 

@@ -76,6 +76,10 @@ class LabelLog:
                 self._take(LabelEvent(**row))
                 if row["status"] in LABELS and row["grade"] is None:
                     errors.add(number, "grade", "nothing", f"a grade with the status {row['status']!r}", "correct it")
+                try:
+                    datetime.fromisoformat(row["time"])
+                except ValueError:
+                    errors.add(number, "time", row["time"], "a date and time in ISO 8601", "correct it")
             errors.raise_any()
         self.words = standing_words(self.events)
         """Pair -> person -> the event that counts."""

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 import socket
 import threading
@@ -164,6 +165,8 @@ class Guard:
 
     def knows(self, host: str) -> bool:
         """Return True if a Host header names this server."""
+        if self.port == 80 and not re.search(r":\d+$", host):
+            host += ":80"  # browsers leave out the port of http
         name, _, port = host.lower().rpartition(":")
         if port != str(self.port):
             return False

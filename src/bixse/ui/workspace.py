@@ -55,7 +55,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = json.loads(read_text(path)) if path.is_file() else {}
     except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not isinstance(record.get("results") or {}, dict):
         raise InputError(
             f"{path}: got a damaged record; expected the JSON that bixse wrote; fix: copy the run folder again"
         )
