@@ -6,8 +6,8 @@ r"""Add the cells in the folder that measure.py filled to the tables of docs/stu
 
 Each line is a difference in nDCG@10 with its 95 % interval: of a trained model from the base model, or, where `target`
 is "ARM - OTHER", of an arm from one of `--against`. Without `--over-seeds` each seed has a line with an interval over
-queries, and lines of other cells stay, so that machines can share the seeds. With it, the line covers all seeds of the
-folder.
+queries, so that machines can share the seeds. With it, the line covers all seeds of the folder, and replaces lines of
+other seeds. Lines of other cells stay.
 """
 
 from __future__ import annotations
@@ -81,6 +81,10 @@ def lines(
                 yield (trained_on, passes, f"{target} - {other}", *rest, " ".join(both), precision, *gap)
 
 
+def _without_seed(row: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(value for name, value in zip(KEY, row, strict=False) if name != "seed")
+
+
 def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -93,9 +97,11 @@ def main() -> None:
     for (*key, seed, precision), *both in measured(args.runs):
         groups["" if args.over_seeds else seed][(*key, precision)][seed] = (both[0], both[1])
     found = [line for cells in groups.values() for line in lines(cells, args.against)]
-    old = [] if args.over_seeds else args.table.read_text(encoding="utf-8").splitlines()[1:]
-    rows = [*(tuple(line.split(",")) for line in old), *found]
-    table = {row[: len(KEY)]: row[len(KEY) :] for row in rows}
+    old = [tuple(line.split(",")) for line in args.table.read_text(encoding="utf-8").splitlines()[1:]]
+    if args.over_seeds:
+        again = {_without_seed(row) for row in found}
+        old = [row for row in old if _without_seed(row) not in again]
+    table = {row[: len(KEY)]: row[len(KEY) :] for row in [*old, *found]}
     text = [",".join((*KEY, *FIGURES)), *(",".join(key + row) for key, row in table.items())]
     args.table.write_text("\n".join(text) + "\n", encoding="utf-8")
 
