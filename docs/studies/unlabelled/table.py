@@ -97,7 +97,8 @@ def main() -> None:
     for (*key, seed, precision), *both in measured(args.runs):
         groups["" if args.over_seeds else seed][(*key, precision)][seed] = (both[0], both[1])
     found = [line for cells in groups.values() for line in lines(cells, args.against)]
-    old = [tuple(line.split(",")) for line in args.table.read_text(encoding="utf-8").splitlines()[1:]]
+    before = args.table.read_text(encoding="utf-8").splitlines()[1:] if args.table.exists() else []
+    old = [tuple(line.split(",")) for line in before]
     if args.over_seeds:
         again = {_without_seed(row) for row in found}
         old = [row for row in old if _without_seed(row) not in again]

@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's flush at exit would fail again
         if not isinstance(error, BrokenPipeError):  # else the reader, such as `head`, has ended
-            sys.stderr.write(f"error: standard output: {error.strerror}; fix: free disk space, or another place\n")
+            sys.stderr.write(f"error: standard output: got {error.strerror}; expected to write; fix: redirect it\n")
             return 1
     return result.exit_code
 
