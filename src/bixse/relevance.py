@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -15,6 +15,7 @@ Kind: TypeAlias = Literal["query", "document"]
 
 MIN_RELEVANT_GRADE = 1.0
 """Default of the lowest relevant grade of the binary metrics."""
+ROUNDING = 1e-9  # a mean of grades may pass the end of its scale
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,20 @@ class GradeScale:
             raise InputError(
                 f"grade scale: got {self.minimum} to {self.maximum}; expected the maximum above the minimum; "
                 "fix: give the lowest grade first"
+            )
+
+    def check(self, where: object, grades: Iterable[float]) -> None:
+        """Refuse, by an InputError, grades of a file that are off its stated scale: a whole level would be left out.
+
+        Grades below 0 pass if the scale begins at 0 or higher: TREC marks junk so.
+        """
+        low, high = self.minimum - ROUNDING, self.maximum + ROUNDING
+        off = [grade for grade in grades if not (low <= grade <= high or grade < 0 <= self.minimum)]
+        if off:
+            got = f"the highest grade {max(off):g}" if max(off) > high else f"the lowest grade {min(off):g}"
+            raise InputError(
+                f"{where}: got {got}; expected {self.minimum:g} to {self.maximum:g}, as the scale says; fix: "
+                "give the lowest and the highest grade of the file as the scale, or correct these grades"
             )
 
     def to_relevance(self, grade: float) -> float:

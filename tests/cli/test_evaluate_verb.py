@@ -156,7 +156,8 @@ def test_few_labels_refuse_systems_that_search_and_labels_of_other_pairs(tmp_pat
 
 def test_few_labels_off_the_scale_are_left_out(tmp_path):
     labels = sampled(tmp_path / "labels.jsonl")
-    result = result_of("evaluate", BM25, "--grades", CAREFUL, "--human", labels, "--scale", 0, 2)
+    labels.write_text(labels.read_text().replace('"grade": 3', '"grade": -1'))
+    result = result_of("evaluate", BM25, "--grades", CAREFUL, "--human", labels, "--scale", 0, 3)
     assert result.exit_code == 3 and "impossible labels" in result.text
     assert result.metrics["labelled"] < 60
 

@@ -22,7 +22,7 @@ def judged(tmp_path):
     """Words that name a judge with two grades and one off the scale, and the pairs."""
     rows = ["query_id,query,document_id,document", *(f"{n},{q},{n},{d}" for n, (q, d) in enumerate(TEXTS.items()))]
     (tmp_path / "pairs.csv").write_text("\n".join(rows) + "\n")
-    (tmp_path / "judged.txt").write_text("0 0 0 3\n1 0 1 1\n2 0 2 9\n")
+    (tmp_path / "judged.txt").write_text("0 0 0 3\n1 0 1 1\n2 0 2 -1\n")
     pairs = str(tmp_path / "pairs.csv")
     return ["--judge", f"replay:qrels:{tmp_path / 'judged.txt'}", "--scale", "0", "3", "--pairs", pairs]
 

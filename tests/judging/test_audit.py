@@ -42,7 +42,7 @@ def human():
 
 @pytest.fixture(scope="module")
 def judges():
-    return [read_labels(SMALL / f"{name}.txt", SCALE) for name in ("careful", "careless")]
+    return [read_labels(SMALL / f"{name}.txt", otherwise=SCALE) for name in ("careful", "careless")]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_the_worst_pairs_come_first(report):
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the LLMJudge files are not here")
 def test_published_kappas_are_reproduced():
     people = read_labels(PUBLISHED / "human.qrels.txt", SCALE)
-    found = [read_labels(path, SCALE) for path in sorted((PUBLISHED / "judges").glob("*.txt"))]
+    found = [read_labels(path, otherwise=SCALE) for path in sorted((PUBLISHED / "judges").glob("*.txt"))]
     report = audit(found, people, samples=50)
     kappas = {judge.name: round(judge.measures["kappa"].value, 4) for judge in report.judges}
     assert report.human_pairs == 4423

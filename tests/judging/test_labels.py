@@ -21,14 +21,14 @@ def row(query, document, **more):
 
 def test_impossible_labels_are_listed_and_never_grades(tmp_path):
     (path := tmp_path / "judge.txt").write_text("q1 0 d1 3\n\nq1 0 d2 10\nq2 0 d4 -1\nq2 0 d5 0\n")
-    labels = read_labels(path, SCALE)
+    labels = read_labels(path, otherwise=SCALE)
     assert labels.grades == {("q1", "d1"): 3.0, ("q2", "d5"): 0.0}
     impossible = [(bad.row, bad.query_id, bad.document_id, bad.value) for bad in labels.impossible]
     assert impossible == [(3, "q1", "d2", 10.0), (4, "q2", "d4", -1.0)]
     assert labels.statuses == {"graded": 2, "off-scale": 2}
     rows = [row("q", "a", grade=2.0), row("q", "b", grade=10.0), row("q", "c", relevance=1.5), row("q", "d", grade=0.0)]
     rows.append(row("q", "e", grade=3.0000000000000004))  # a mean that passes the end by rounding is on the scale
-    labels = read_labels(jsonl(tmp_path / "t.jsonl", *rows), SCALE)
+    labels = read_labels(jsonl(tmp_path / "t.jsonl", *rows), otherwise=SCALE)
     assert [(bad.row, bad.value) for bad in labels.impossible] == [(2, 10.0), (3, 1.5)]
     assert labels.grades == {("q", "a"): 2.0, ("q", "d"): 0.0, ("q", "e"): 3.0}
 
@@ -72,7 +72,7 @@ def test_invalid_rows_are_reported_together(tmp_path):
         ("empty.txt", "", "no judgement"),
         ("text.txt", "q 0 d good\n", "number"),
         ("columns.jsonl", '{"query_id": "q", "document_id": "d", "label": 1}\n', "'grade' or 'relevance'"),
-        ("off.txt", "q 0 d 7\n", "no usable grade"),
+        ("off.txt", "q 0 d -7\n", "no usable grade"),
     ],
 )
 def test_unusable_files_are_refused(tmp_path, name, content, says):
@@ -83,7 +83,7 @@ def test_unusable_files_are_refused(tmp_path, name, content, says):
 
 
 def test_beir_qrels_and_csv_tables(tmp_path):
-    (beir := tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t2\nq\te\t9\n")
+    (beir := tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t2\nq\te\t-9\n")
     labels = read_labels(beir, SCALE)
     assert labels.grades == {("q", "d"): 2.0} and labels.impossible[0].row == 2
     (table := tmp_path / "pairs.csv").write_text("query,document,relevance\ncopy,cp,1.0\ncopy,mv,0\n")
@@ -125,7 +125,7 @@ def test_probabilities_of_a_sample(tmp_path, wrong):
 
 @pytest.fixture
 def qrels(tmp_path):
-    (path := tmp_path / "judge.txt").write_text("q1 0 d1 3\nq1 0 d2 10\nq2 0 d1 0\n")
+    (path := tmp_path / "judge.txt").write_text("q1 0 d1 3\nq1 0 d2 -1\nq2 0 d1 0\n")
     return path
 
 
@@ -146,7 +146,7 @@ def test_every_pair_has_its_grade_or_a_status(qrels):
     judge = open_replay(f"replay:qrels:{qrels}", SCALE)
     assert ask(judge, "q1", "d1") == Answer("graded", "replay", (), 3.0, 3.0, 3.0, "3", judge="judge")
     off = ask(judge, "q1", "d2")
-    assert (off.status, off.grade, off.detail) == ("off-scale", None, "grade 10; the scale is 0 to 3")
+    assert (off.status, off.grade, off.detail) == ("off-scale", None, "grade -1; the scale is 0 to 3")
     missing = ask(judge, "d1", "q1")
     assert (missing.status, missing.judge) == ("failed", "replay:qrels:judge.txt")
     assert ask(judge, "q1", "d1", repeat=1).status == "failed", "nobody can be asked a second time"

@@ -89,9 +89,9 @@ BEIR = {
         + [{"_id": "empty", "title": "", "text": ""}]
     ),
     "queries.jsonl": lines([{"_id": f"q{i}", "text": f"query {i}", "metadata": {}} for i in range(3)]),
-    "qrels/test.tsv": "query-id\tcorpus-id\tscore\nq0\td0\t2\nq0\td1\t0\nq1\td2\t1\nq2\td3\t7\n",
+    "qrels/test.tsv": "query-id\tcorpus-id\tscore\nq0\td0\t2\nq0\td1\t0\nq1\td2\t1\nq2\td3\t-2\n",
 }
-"""A judged zero, a grade off the scale, an unjudged empty document, a document without title."""
+"""A judged zero, a grade below 0, an unjudged empty document, a document without title."""
 TREC = {
     "2019qrels-pass.txt": "1 Q0 p1 3\n1 Q0 p2 0\n2 0 p1 1\n",
     "topics.tsv": "1\tdog age by teeth\n2\twhat is a flea\n",

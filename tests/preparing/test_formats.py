@@ -241,7 +241,7 @@ class TestSentenceTransformers:
         ]
 
     def test_labels_need_a_scale_and_one_off_it_is_not_a_grade(self, tmp_path):
-        path = written(tmp_path, *({"sentence1": "q", "sentence2": f"d{z}", "score": z} for z in (0, 2.5, 5, 7)))
+        path = written(tmp_path, *({"sentence1": "q", "sentence2": f"d{z}", "score": z} for z in (0, 2.5, 5, -1)))
         assert errors("sentence-transformers", path) == [(row, "score") for row in (1, 2, 3, 4)]
         found = rows("sentence-transformers", path, scale=(0, 5))
         assert [row.relevance for row in found] == [0.0, 0.5, 1.0, None]
@@ -257,7 +257,7 @@ class TestCollections:
             ("text 0", 1.0), ("title 1 text 1", 0.0), ("title 2 text 2", 0.5), ("title 3 text 3", None),
         ]  # fmt: skip
         assert (found[0].judge, found[0].task, found[0].text) == ("test", "toy", "2")
-        assert found[3].detail == "grade 7; the scale is 0 to 2"
+        assert found[3].detail == "grade -2; the scale is 0 to 2"
         assert source.warnings() == ["test.tsv: 1 of 4 judgements carry no grade (1 off-scale)"]
 
     def test_a_split_must_be_named(self, tmp_path):
@@ -315,7 +315,7 @@ class TestTables:
         assert short("table", path, scale=(0, 1), columns={"document": name}) == [("q", "d", 1.0)]
 
     def test_an_empty_grade_is_none_and_a_word_an_error(self, tmp_path):
-        path = files.put(tmp_path, {"t.csv": "query,document,grade\nq,a,\nq,b,2\nq,c,9\n"}) / "t.csv"
+        path = files.put(tmp_path, {"t.csv": "query,document,grade\nq,a,\nq,b,2\nq,c,-1\n"}) / "t.csv"
         found = rows("table", path, scale=(0, 3))
         assert [(row.grade, row.status) for row in found] == [(None, "no-grade"), (2.0, "graded"), (None, "off-scale")]
         files.put(tmp_path, {"t.csv": "query,document,grade\nq,a,good\nq,b,1_0\nq,c,nan\n"})

@@ -42,7 +42,7 @@ def systems(data: Path, human: Pairs, seed: int) -> dict[str, dict[str, dict[str
     generator = np.random.default_rng(seed)
     runs: dict[str, dict[str, dict[str, float]]] = {}
     for name, (judge, noise) in SYSTEMS.items():
-        grades = read_labels(data / "judges" / f"{judge}.txt", SCALE).grades
+        grades = read_labels(data / "judges" / f"{judge}.txt", otherwise=SCALE).grades
         runs[name] = {}
         for query, document in sorted(human):
             score = grades.get((query, document), 0.0) + noise * generator.standard_normal()
@@ -96,7 +96,7 @@ def simulate(data: Path, judge: str, sizes: list[int], draws: int, seed: int) ->
         name: {query: {own: run[query][own] for own in run[query] if (query, own) in pool} for query in run}
         for name, run in runs.items()
     }
-    graded = {} if judge == "constant" else read_labels(data / "judges" / f"{judge}.txt", SCALE).relevance
+    graded = {} if judge == "constant" else read_labels(data / "judges" / f"{judge}.txt", otherwise=SCALE).relevance
     grades = {pair: 0.5 if judge == "constant" else graded.get(pair, 0.0) for pair in human}
     queries = sorted({query for query, _ in human})
     truth = values(runs, human)

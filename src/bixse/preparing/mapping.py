@@ -55,7 +55,7 @@ SELECT row, CASE WHEN {text_ids} THEN text_id(query_text) ELSE identifier(query_
        query_text AS query, document_text AS document,
        CASE WHEN state = 'graded' THEN coalesce(given, label) END AS grade, state AS status,
        coalesce(CASE WHEN NOT is_blank(task->>'$') THEN task->>'$' END, $task) AS task, label,
-       CASE WHEN {scored} THEN number END AS score,
+       CASE WHEN {scored} OR state = 'off-scale' THEN number END AS score,
        CASE WHEN {mapped} AND val IS NOT NULL THEN $teacher ELSE coalesce(nullif(own_judge, ''),
             CASE WHEN label IS NULL THEN $judge ELSE 'binary labels' END) END AS judge,
        coalesce(own_text, CASE WHEN number IS NOT NULL AND {graded} THEN format('{{:g}}', number) END, '') AS text,

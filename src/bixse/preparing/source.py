@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bixse.data.graded_pairs import Pair
 from bixse.data.trec import QRELS_HEADER, qrels_rows
@@ -202,7 +203,7 @@ class Source:
 
         Raise InputError if the file cannot be read, or its scores carry no grades.
         """
-        form, scores = self.form, FileScores()
+        form, scores, off = self.form, FileScores(), []
         task = {"file": task_name(file), "folder": self.path.resolve().name}.get(form.task_from)
         judge = form.judge.replace("{file}", file.stem)
         for rows, position in self._blocks(file, errors):
@@ -213,9 +214,12 @@ class Source:
             self.statuses.update(table["status"].to_pylist())
             self._noted += noted
             scores.add(table)
+            if self.chosen.grade_scale is not None:
+                off += table.filter(pc.equal(table["status"], "off-scale"))["score"].to_pylist()
             if self.score_map is not None and self.score_map.kind == "binary" and form.judge == "binary labels":
                 self._scores_aside += table.num_rows - table["score"].null_count
             yield table
+        self.scale.check(file, off)
         self._tell(file, scores, bool(errors.total))
 
     def _blocks(self, file: Path, errors: InvalidFileError) -> Iterator[tuple[pa.Table, int]]:

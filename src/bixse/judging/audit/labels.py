@@ -22,7 +22,7 @@ from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.rows import FORMATS, files_of, kind_of, read_rows, text_lines
 from bixse.files.values import FileColumn
-from bixse.relevance import GradeScale
+from bixse.relevance import ROUNDING, GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,7 +89,6 @@ COLUMNS = (
     FileColumn("probability", "number", needed=False),
 )
 _SAME = 1e-3  # files round relevance
-_ROUNDING = 1e-9  # a mean of grades may pass the end of its scale
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class _Row(Word):
     def off_scale(self, scale: GradeScale) -> float | None:
         """Return an impossible grade or relevance, or None."""
         grade, relevance = self.grade, self.relevance
-        if grade is not None and not scale.minimum - _ROUNDING <= grade <= scale.maximum + _ROUNDING:
+        if grade is not None and not scale.minimum - ROUNDING <= grade <= scale.maximum + ROUNDING:
             return grade
         return relevance if relevance is not None and not 0 <= relevance <= 1 else None
 
@@ -186,7 +185,8 @@ def read_labels(
     `document`, and `grade` or `relevance`. Optional are `status` (only "graded" rows count), `judge`, `repeat` (rows
     above 0 are left out) and `probability`, in (0, 1], with which a pair was drawn for a label. Rows with a `person`,
     as `bixse ui` writes them: each person's last label counts, and several grades become one.
-    The default `scale` makes the file's relevance follow from its grades, else `otherwise`, else lowest to highest.
+    A stated `scale` must hold the grades. The default makes the file's relevance follow from its grades, else
+    `otherwise`, else lowest to highest.
     `independent` leaves out labels that people gave or changed after they saw the judge's grade (`seen` is "judge").
 
     Raise InvalidFileError with all errors: no id, a grade that is no number, two grades or probabilities of one pair.
@@ -199,6 +199,8 @@ def read_labels(
     read = list(_table_rows(path, errors)) if _is_table(path) else [_Row(*row) for row in qrels_rows(path, errors)]
     counted = [row for row in read if not (independent and row.seen)]
     rows = _one_per_pair(_people_as_one(counted), errors)
+    if scale is not None:
+        scale.check(path, [row.grade for row in rows if row.grade is not None])
     scale = scale or _scale_of_relevance(rows) or otherwise or _scale_of_grades(path, rows)
     grades, relevance, missing, impossible = {}, {}, {}, []
     for row in rows:

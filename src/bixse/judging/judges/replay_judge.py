@@ -22,7 +22,7 @@ SPELLING = "replay:qrels:"
 class ReplayJudge:
     """A judge that answers from qrels (mode "replay"); a pair is found by its two ids, whatever its texts.
 
-    A missing pair is answered "failed", a grade off the `scale` "off-scale". `repeat` is refused: existing judgements
+    A missing pair is answered "failed", a grade below 0 on a scale from 0 "off-scale". `repeat` is refused: existing judgements
     cannot be asked a second time.
     """
 
@@ -38,6 +38,7 @@ class ReplayJudge:
             for query_id, judged in read_qrels(path).items()
             for document_id, grade in judged.items()
         }
+        scale.check(path, self._grades.values())
         self.identity: Mapping[str, Any] = {
             "kind": "replay",
             "format": "qrels",
