@@ -60,7 +60,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     renamed: ClassVar[Mapping[str, str]] = {}
-    """Key of an earlier version -> hint at its replacement."""
+    """Key of an earlier version, or that users look for -> hint at its replacement."""
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Self:
@@ -162,6 +162,13 @@ def alternatives(annotation: Any) -> set[Any]:
     return set(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else {annotation}
 
 
+def flag_of(field: FieldInfo) -> Flag | None:
+    """Return the form of a setting on the command line; None if files and Python alone set it."""
+    flag = next((entry for entry in field.metadata if isinstance(entry, Flag)), Flag())
+    is_open = any(kind is Any or (get_origin(kind) is dict and not flag.metavar) for kind in types_in(field.annotation))
+    return None if flag.hidden or is_open else flag
+
+
 def section_of(field: FieldInfo) -> type[Settings] | None:
     """Return the settings class of a field that is a section, else None."""
     kinds = types_in(field.annotation)
@@ -212,7 +219,7 @@ def _line(kind: type[Settings], key: str, errors: Sequence[Mapping[str, Any]]) -
         hint = {"out": "give --out on the command line", **kind.renamed}.get(key, hint)
         return f"  {key}: got an unknown key; expected a known one; fix: {hint}"
     if error["type"] == "missing":
-        return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file or with its flag"
+        return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file{_on_the_command_line(key, field)}"
     first, *others = dict.fromkeys(map(_expected, errors))
     message = " or ".join([first, *(other.removeprefix("expected ") for other in others)])
     if error["type"] == "model_type" and field is not None and type(None) in types_in(field.annotation):
@@ -222,6 +229,16 @@ def _line(kind: type[Settings], key: str, errors: Sequence[Mapping[str, Any]]) -
     if not key:
         return f"  {message}{fix}"
     return f"  {key}: got {shorten(error['input'])}; {message}{fix}"
+
+
+def _on_the_command_line(key: str, field: FieldInfo | None) -> str:
+    """Return how the command line gives a required setting: as a word after the verb, with a flag, or not at all."""
+    flag = flag_of(field) if field is not None and "." not in key else None
+    if flag is None:
+        return ""
+    if flag.positional:
+        return f", or write {flag.metavar or key.upper()} after the verb, without a flag"
+    return f", or give --{flag.name or key}".replace("_", "-")
 
 
 def _expected(error: Mapping[str, Any]) -> str:

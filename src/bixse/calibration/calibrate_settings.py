@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,10 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 
 class CalibrateSettings(Settings):
     """Settings of `bixse calibrate`."""
+
+    renamed: ClassVar = {
+        "at_recall": "give several precisions and take the cut with your recall: --at-precision 0.3 0.5 0.7 0.8 0.9"
+    }
 
     model: Annotated[str | None, Flag(metavar="MODEL", positional=True)] = None
     """Model folder, Hugging Face name, or demo (the small model of bixse[demo]). Leave it out with `scores`."""

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bixse.cli.verb import CommandResult, add_settings
 from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, first_fault, printable
 from bixse.scale.engine import PlaceSettings
-from bixse.settings import Flag, section_of
+from bixse.settings import flag_of, section_of
 from bixse.training.distributed import is_main_process, rank, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
 
     from bixse.cli.verb import Verb
@@ -69,6 +69,9 @@ INTERRUPTED = "stopped by Ctrl-C or SIGTERM; the same command continues from wha
 class _Parser(argparse.ArgumentParser):
     """Report wrong usage as an InputError that names the closest valid flag, if there is one."""
 
+    hints: Mapping[str, str] = {}
+    """Setting that does not exist -> advice, instead of the closest flag."""
+
     def __init__(self, **options: Any) -> None:
         wide = partial(argparse.HelpFormatter, max_help_position=32)  # names and explanations in two columns
         super().__init__(formatter_class=wide, allow_abbrev=False, **options)
@@ -76,9 +79,13 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         known = set(re.findall(r"^  (?:-h, )?(--[a-z][\w.-]*)", self.format_help(), re.MULTILINE))
         flags = [word.partition("=")[0].rstrip(":") for word in message.split() if word.startswith("-")]
-        close = [match for flag in flags if flag not in known for match in difflib.get_close_matches(flag, known, n=1)]
-        hint = f"did you mean {close[0]!r}? See" if close else "see"
-        raise InputError(f"{self.prog}: {message}; fix: {hint} `{self.prog} --help`")
+        # without the dashes, which all flags share
+        words = {flag.strip("-"): flag for flag in sorted(known)}
+        unknown = [flag.strip("-") for flag in flags if flag not in known]
+        close = [words[match] for flag in unknown for match in difflib.get_close_matches(flag, words, n=1)]
+        hints = [self.hints[name] for flag in unknown if (name := flag.replace("-", "_")) in self.hints]
+        hints += [f"did you mean {flag!r}? See `{self.prog} --help`" for flag in close]
+        raise InputError(f"{self.prog}: {message}; fix: {next(iter(hints), f'see `{self.prog} --help`')}")
 
 
 class _Once(argparse.Action):
@@ -93,11 +100,13 @@ class _Once(argparse.Action):
 def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
     """Return the parser of one verb, for `parse_intermixed_args`."""
     summary = VERBS[name][1]
-    flags = [flag for info in verb.settings.model_fields.values() for flag in info.metadata if isinstance(flag, Flag)]
-    positional = [flag.metavar or "" for flag in flags if flag.positional]
+    flags = {name: flag for name, info in verb.settings.model_fields.items() if (flag := flag_of(info)) is not None}
+    words = {name: flag.metavar or name.upper() for name, flag in flags.items() if flag.positional}
     # argparse would list all options above the first settings
-    usage = " ".join(["%(prog)s [options]", *positional]) if verb.first else None
+    usage = " ".join(["%(prog)s [options]", *words.values()]) if verb.first else None
     parser = _Parser(prog=f"bixse {name}", usage=usage, description=summary[0].upper() + summary[1:] + ".")
+    hints = {name: f"write {word} after the verb, without a flag" for name, word in words.items()}
+    parser.hints = {**hints, **verb.settings.renamed}
     add_settings(parser, verb.settings, verb.first)
     add_settings(parser, verb.options)
     if verb.dry_run is not None:

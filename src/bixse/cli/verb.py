@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from bixse.encoders.loading.precision import Setting, use_precision
-from bixse.settings import Flag, Settings, known_keys, section_of, types_in
+from bixse.settings import Flag, Settings, flag_of, known_keys, section_of, types_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -166,10 +166,10 @@ def _add(
 
     groups: dict[type, Any] = {}
     for name, info in sorted(kind.model_fields.items(), key=order):
-        flag = next((entry for entry in info.metadata if isinstance(entry, Flag)), Flag())
-        key, word, section = f"{keys}{name}", f"{words}{flag.name or name}".replace("_", "-"), section_of(info)
-        if flag.hidden:
+        flag, key, section = flag_of(info), f"{keys}{name}", section_of(info)
+        if flag is None:
             continue
+        word = f"{words}{flag.name or name}".replace("_", "-")
         if section is not None:
             group = parser.add_argument_group(name, _help(info))
             if type(None) in types_in(info.annotation) and not flag.flat:
@@ -200,8 +200,6 @@ def _add_switch(into: Any, key: str, word: str, field: FieldInfo, on: Any = True
 
 def _add_setting(into: Any, key: str, word: str, field: FieldInfo, flag: Flag) -> None:
     kinds = [kind for kind in types_in(field.annotation) if kind is not type(None)]
-    if any(kind is Any or (get_origin(kind) is dict and flag.metavar is None) for kind in kinds):
-        return
     if kinds == [bool]:
         _add_switch(into, key, word, field)
         return

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError, InvalidFileError, shorten
-from bixse.files.rows import read_blocks, write_rows
+from bixse.files.rows import other_form, read_blocks, write_rows
 from bixse.files.values import FileColumn, normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE
 
@@ -111,6 +111,12 @@ def judgements_of(folder: Path, split: str) -> Path:
 def check_split(folder: Path, split: str) -> None:
     """Refuse a folder that is no collection, or that has no judgements of the split."""
     _check_folder(folder)
+    missing = {name: path for name, path in files_of_split(folder, split).items() if not path.is_file()}
+    if others := [other for path in missing.values() if (other := other_form(path))]:
+        raise InputError(
+            f"{folder}: got {', '.join(found for found, _ in others)}; expected {', '.join(missing)}; fix: write them "
+            f"with `{' && '.join(command for _, command in others)}`"
+        )
     if split not in splits_of(folder):
         raise InputError(
             f"{folder / 'qrels'}: got split {split!r}; expected one of {splits_of(folder) or 'qrels/<split>.tsv'}; "

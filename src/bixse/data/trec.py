@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,8 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
             errors.add(number, "score", shorten(text), "a number", "drop the line or score it again")
         elif document_id in run.get(query_id, ()):
             got = f"{shorten(document_id)} again for query {query_id!r}"
-            errors.add(number, "document id", got, "a document once per query", "keep its best line")
+            lines = f"sort -k1,1 -k5,5gr {shlex.quote(str(path))} | awk '!seen[$1, $3]++' > best.trec"
+            errors.add(number, "document id", got, "a document once per query", f"keep its best line: {lines}")
         else:
             run.setdefault(query_id, {})[document_id] = score
     errors.raise_any()
@@ -132,7 +134,11 @@ def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
                 continue
             if len(line.split()) != len(_TREC_COLUMNS):
                 expected = f"the header {BEIR_HEADER!r} or four columns ({', '.join(_TREC_COLUMNS)})"
-                errors.add(number, None, shorten(line), expected, "add the header to a BEIR file")
+                fix = "add the header to a BEIR file"
+                if len(line.split()) > 1 and line.split()[1].startswith("qid:"):
+                    columns = 'split($1, a); sub("qid:", "", a[2]); split($2, d); print a[2], 0, d[1], a[1]'
+                    fix = f"rewrite the list: awk -F'#' '{{{columns}}}' {shlex.quote(str(path))} > qrels.txt"
+                errors.add(number, None, shorten(line), expected, fix)
                 errors.raise_any()
         fields = line.split("\t") if is_beir else line.split()
         row = number - is_beir

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import shlex
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,11 +166,39 @@ def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file 
             f"{path}: got a folder without {' or '.join(suffixes)} files; expected {what}; fix: check the path"
         )
     if not path.is_file():
-        got = "a folder" if path.is_dir() else "no such file"
-        packed = path.with_name(f"{path.name}.gz")
-        fix = f"unpack it with `gunzip -k {packed}`" if packed.is_file() else "check the path"
-        raise InputError(f"{path}: got {got}; expected {what}; fix: {fix}")
+        found, command = other_form(path) or ("", "")
+        got = "a folder" if path.is_dir() else f"no such file{f', but {found}' if found else ''}"
+        raise InputError(
+            f"{path}: got {got}; expected {what}; fix: {f'write it with `{command}`' if found else 'check the path'}"
+        )
     return [path]
+
+
+def other_form(path: Path) -> tuple[str, str] | None:
+    """Return the file that holds the rows of a missing one in another format, and the command that converts it.
+
+    Hubs store `corpus.jsonl` and `qrels/test.tsv` as `corpus/*.parquet` and `qrels/test.jsonl`.
+    """
+    packed, folder = path.with_name(f"{path.name}.gz"), path.with_name(stem_of(path))
+    if packed.is_file():
+        return str(packed), f"gunzip -k {shlex.quote(str(packed))}"
+    is_qrels = path.parent.name == "qrels"
+    if path.exists() or not (is_qrels or path.name in ("corpus.jsonl", "queries.jsonl")):
+        return None
+    patterns = (f"{folder.name}{end}{suffix}" for end in ("", "-*", "/*") for suffix in (".jsonl", ".parquet"))
+    files = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
+    if not files:
+        return None
+    parts = [
+        f"pandas.read_parquet({str(file)!r})" if kind_of(file) == ".parquet"
+        else f"pandas.read_json({str(file)!r}, lines=True, dtype=False)"
+        for file in files
+    ]  # fmt: skip
+    rows = f"pandas.concat([{', '.join(parts)}])" if len(parts) > 1 else parts[0]
+    write = f".rename(columns={{'id': '_id'}}).to_json({str(path)!r}, orient='records', lines=True)"
+    if is_qrels:
+        write = f"[['query-id', 'corpus-id', 'score']].to_csv({str(path)!r}, sep='\\t', index=False)"
+    return str(files[0]), f'python -c "import pandas; {rows}{write}"'
 
 
 def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, int]]:

@@ -23,6 +23,9 @@ ColumnKind: TypeAlias = Literal["text", "id", "number", "integer", "numbers", "a
 """Kinds of columns: "numbers" is a list of finite numbers, "any" is not checked."""
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
+DOCUMENT_IDS = ("document_id", "docid", "doc_id", "pid", "corpus-id", "corpus_id")
+"""Usual names of a column of document ids."""
+WORD = re.compile(r"[^\W\d_][^{}\[\]]*")
 
 
 @dataclass(eq=False)
@@ -117,7 +120,8 @@ class FileColumn:
             fix = "convert the file, for example with `iconv -t utf-8`; drop the half of a surrogate pair"
             raise InvalidValueError(shorten(value), "text that UTF-8 can write", fix)
         if self.kind == "id" and text.split() != [text]:
-            raise InvalidValueError(shorten(value), self.expected, "rename it, for example with _ for each space")
+            fix = "rename it wherever it stands, for example with _ for each space: white space separates TREC files"
+            raise InvalidValueError(shorten(value), self.expected, fix)
         return text
 
     def _number(self, value: Any) -> float:
@@ -174,18 +178,27 @@ def number_hint(value: object, otherwise: str) -> str:
     """Return the fix for a value that is not a number."""
     if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
         return f"write decimals with a point: {value.strip().replace(',', '.')}"
+    if isinstance(value, str) and WORD.fullmatch(value) and value.strip().casefold() not in ("nan", "null", "none"):
+        return "give each word its number on the scale, for example with pandas: table['COLUMN'].map({'E': 3, 'I': 0})"
     return otherwise
 
 
 @lru_cache
 def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
-    """Return the fix for a missing column: another spelling, another separator, or the command that maps names."""
+    """Return the fix for a missing column: another spelling, separator or layout, or the command that maps names."""
+    if "candidates" in names:
+        return "write one row per candidate, with its texts as 'query' and 'document'"
     for name in names:
         if "_".join(name.strip().casefold().replace("-", " ").split()) == column != name:
             return f"rename {name!r} to {column!r}: names are compared letter by letter"
     for separator, words in SEPARATORS.items():
         if len(names) == 1 and separator in names[0]:
             return f"the header is separated by {words}: save the file with commas as .csv, or with tabs as .tsv"
+    if column == "document" and (key := next((name for name in names if name in DOCUMENT_IDS), None)):
+        return (
+            f"rename or add 'document'; texts are found by id with pandas: table.merge(corpus.rename(columns={{'_id': "
+            f"{key!r}, 'text': 'document'}}), on={key!r})"
+        )
     if "relevance" not in needed:
         return f"rename or add {column!r}"
     return (

@@ -306,7 +306,8 @@ def _refuse(source: Source, settings: ConvertSettings, faults: ErrorsFile, rows:
             messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
         other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
         hint = f"; the first file looks like the source {' or '.join(other)}" if other else ""
-        fix = f"fix: correct these rows, or leave them out and keep a list of them: --skip-invalid{hint}"
+        skip = ", or leave them out and keep a list of them: --skip-invalid" if rows else ""
+        fix = f"fix: correct these rows{skip}{hint}"
         shown = "\n".join([*messages, fix])
         if not look or not rows:
             raise InputError(shown)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from bixse.errors import BixseError, InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import is_unicode
 from bixse.files.rows import FORMATS as FILE_FORMATS
-from bixse.files.rows import kind_of, raw_rows, read_blocks, stem_of, text_lines
+from bixse.files.rows import kind_of, other_form, raw_rows, read_blocks, stem_of, text_lines
 from bixse.files.values import FileColumn
 from bixse.relevance import GradeScale
 from bixse.settings import Flag, Settings
@@ -165,9 +165,11 @@ class SourceSettings(Settings):
         for option, value in stated.items():
             if value is not None and option not in form.options:
                 owners = ", ".join(other for other, entry in FORMATS.items() if option in entry.options)
+                texts = option in ("corpus", "queries")
                 raise InputError(
-                    f"source {self.source}: got {_flag(option)}; expected none, since the files state it; fix: leave "
-                    f"it out (it is for {owners})"
+                    f"source {self.source}: got {_flag(option)}; expected none, since "
+                    f"{'each row has its texts' if texts else 'the files state it'}; fix: leave it out (it is for "
+                    f"{owners}){'; a table gets them with pandas: table.merge(corpus, ...)' if texts else ''}"
                 )
         missing = [option for option in ("queries", "corpus") if option in form.options and stated[option] is None]
         if form.query_by_id and missing:
@@ -194,8 +196,12 @@ def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None)
     """Return the file with one of these names in a data set's folder; `split` selects among the files of a pattern."""
     available = {file.stem: file for name in names for file in sorted(folder.glob(name))}
     if not available:
+        other = other_form(folder / names[0].replace("*", split or "test"))
         got = "no such folder" if not folder.exists() else "a file" if folder.is_file() else "no such file in it"
-        raise InputError(f"{folder}: got {got}; expected a folder with {' or '.join(names)}; fix: check the path")
+        raise InputError(
+            f"{folder}: got {other[0] if other else got}; expected a folder with {' or '.join(names)}; fix: "
+            + (f"write it with `{other[1]}`" if other else "check the path")
+        )
     if "*" not in names[0] or (split is None and len(available) == 1):
         return next(iter(available.values()))
     if split not in available:

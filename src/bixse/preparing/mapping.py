@@ -159,9 +159,12 @@ class RowMapping:
         database.execute(f"CREATE OR REPLACE TEMP TABLE problems AS {self._checks}")
         # DISTINCT: an error of a row would appear for each of its texts.
         problems = database.execute("SELECT DISTINCT * FROM problems ORDER BY row, key").fetchall()
+        causes = {check["fix"]: check["explains"] for check in self.form.checks if "explains" in check}
+        explained = {(row, causes[fix]) for row, _, _, _, fix in problems if fix in causes}
         errors = [
             RowError(row, column, _shown(got), expected, number_hint(got.strip('"'), fix))
             for row, column, got, expected, fix in problems
+            if fix in causes or (row, got) not in explained
         ]
         noted = 0
         if self.form.note:

@@ -20,8 +20,7 @@ CREATE MACRO document(key, text := NULL, id := NULL, title := NULL, val := NULL,
     key: key::VARCHAR, text: text::JSON, id: id::JSON, title: title::JSON,
     val: val::JSON, val_key: val_key::VARCHAR, label: label::DOUBLE};
 CREATE MACRO texts(key, listed, scores, label) AS list_transform(
-    list_zip(CASE coalesce(json_type(listed), 'NULL') WHEN 'ARRAY' THEN json_extract(listed, '$[*]')
-                  WHEN 'NULL' THEN [] ELSE [json_object('not a list', listed)] END,
+    list_zip(CASE WHEN json_type(listed) = 'ARRAY' THEN json_extract(listed, '$[*]') ELSE [] END,
              json_extract(scores, '$[*]')[:json_array_length(listed)]),
     lambda z: document(key, text := z[1], label := label, val_key := key || '_scores', val := z[2]));
 CREATE MACRO passages(j, k, id_key, label, bare_is_text) AS list_transform(members(get(j, k)), lambda v: CASE

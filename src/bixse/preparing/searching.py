@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,14 @@ KNOWN_NAMES = (BM25_NAME, "demo")
 def retriever_labels(names: Sequence[str]) -> dict[str, str]:
     """Return label -> retriever in the given order; labels appear in file names and in the column `source`."""
     for name in names:
+        if Path(name).is_file():
+            quoted = shlex.quote(name)
+            raise InputError(
+                f"--retriever: got the file {name!r}; expected bm25, demo, a model folder, a hub name or an index; "
+                "fix: a run has its candidates already. Make pairs of them to grade with "
+                f"`awk '{{print $1, 0, $3, 0}}' {quoted} > candidates.txt` and `bixse convert trec candidates.txt "
+                "--scale 0 1 --queries queries.jsonl --corpus corpus.jsonl`, then `bixse grade --pairs`"
+            )
         close = difflib.get_close_matches(name.lower(), KNOWN_NAMES, n=1)
         if name not in KNOWN_NAMES and close and not Path(name).exists():
             raise InputError(

@@ -272,7 +272,8 @@ def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
 def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidFileError) -> str:
     identifier, text = row[f"{kind}_id"], row[kind]
     if identifier is None and text is None:
-        errors.add(number, f"{kind}_id", "nothing", f"an id, or the {kind}'s text", "add a column of ids or of texts")
+        fix = "name the columns query_id and document_id (or query and document, of texts) and grade"
+        errors.add(number, f"{kind}_id", "nothing", f"an id, or the {kind}'s text", fix)
     return identifier or text_id(text or "")
 
 

@@ -22,8 +22,8 @@ SPELLING = "replay:qrels:"
 class ReplayJudge:
     """A judge that answers from qrels (mode "replay"); a pair is found by its two ids, whatever its texts.
 
-    A missing pair is answered "failed", a grade below 0 on a scale from 0 "off-scale". `repeat` is refused: existing judgements
-    cannot be asked a second time.
+    A missing pair is answered "failed", a grade below 0 on a scale from 0 "off-scale". `repeat` is refused: existing
+    judgements cannot be asked a second time.
     """
 
     at_once = 1
