@@ -51,7 +51,15 @@ def words(folder, system, *more):
         (lambda base: rewrite(base, "run.json", lambda r: r["config"].update(min_relevant_grade=2)), "min_relevant"),
         (lambda base: rewrite(base, "per_query.json", lambda r: r["ndcg@10"].pop("q0-0")), "q0-0"),
         (lambda base: rewrite(base, "per_query.json", lambda r: r["ndcg@10"].update(other=1.0)), "other"),
-        (lambda base: rewrite(base, "per_query.json", lambda r: r["ndcg@10"].update({"q0-0": float("nan")})), "q0-0"),
+        *(
+            (
+                lambda base, wrong=wrong: rewrite(
+                    base, "per_query.json", lambda r: r["ndcg@10"].update({"q0-0": wrong})
+                ),
+                "q0-0",
+            )
+            for wrong in (float("nan"), float("inf"), 1e308, 1.001, -0.1, True)
+        ),
     ],
 )
 def test_a_baseline_that_does_not_fit_is_wrong_input(capsys, folder, tmp_path, change, message):

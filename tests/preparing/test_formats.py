@@ -62,7 +62,7 @@ BROKEN_ROWS = {
         (BGE | {"pos_scores": ["high"]}, {"pos_scores"}),
         (BGE | {"pos_scores": [1.5]}, {"pos_scores"}),
         (BGE | {"pos_scores": [True]}, {"pos_scores"}),
-        (BGE | {"pos": "a text"}, {"pos", "pos_scores"}),
+        (BGE | {"pos": "a text"}, {"pos"}),
         (BGE | {"neg": ["", "b"]}, {"neg"}),
         ({"query": "q", "pos": [], "neg": []}, {"pos"}),
         ({"query": "q", "pos": ["a"]}, {"pos_scores"}),

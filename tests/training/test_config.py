@@ -65,7 +65,7 @@ def test_all_errors_together(tmp_path):
     lines = errors(yaml_file(tmp_path, "sed: 1\nmax_length: x\noptimizer: {num_train_epochs: 0, warm: 1}\nloss: no\n"))
     keys = [line.split(":")[0].strip() for line in lines]
     assert keys == ["pairs", "max_length", "loss", "optimizer.num_train_epochs", "optimizer.warm", "sed"]
-    assert "set 'pairs' in the file or with its flag" in lines[0]
+    assert "give --pairs" in lines[0]
 
 
 KINDS = ("reranker", "late-interaction", "sparse")

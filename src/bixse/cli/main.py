@@ -82,7 +82,8 @@ class _Parser(argparse.ArgumentParser):
         # without the dashes, which all flags share
         words = {flag.strip("-"): flag for flag in sorted(known)}
         unknown = [flag.strip("-") for flag in flags if flag not in known]
-        close = [words[match] for flag in unknown for match in difflib.get_close_matches(flag, words, n=1)]
+        close = [words[word] for flag in unknown for word in words if word.startswith(flag)]
+        close += [words[word] for flag in unknown for word in difflib.get_close_matches(flag, words, n=1)]
         hints = [self.hints[name] for flag in unknown if (name := flag.replace("-", "_")) in self.hints]
         hints += [f"did you mean {flag!r}? See `{self.prog} --help`" for flag in close]
         raise InputError(f"{self.prog}: {message}; fix: {next(iter(hints), f'see `{self.prog} --help`')}")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
 from bixse.data.run import RUN_FILE, read_record
 from bixse.errors import InputError, first_fault, shorten
 from bixse.evaluation.evaluate import PER_QUERY_NAME
-from bixse.evaluation.metrics import PRIMARY_METRIC, PerQuery
+from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY
 from bixse.evaluation.statistics import paired_bootstrap
 from bixse.files.files import read_text
 from bixse.results import VERDICT_IN_A_SENTENCE
@@ -82,7 +80,7 @@ def read_baseline(path: Path, task: Task) -> dict[str, float]:
             "settings of scores, since queries are compared one by one; fix: evaluate the baseline on them"
         )
     try:
-        per_query = TypeAdapter(PerQuery).validate_json(read_text(folder / PER_QUERY_NAME), strict=True)
+        per_query = STORED_PER_QUERY.validate_json(read_text(folder / PER_QUERY_NAME), strict=True)
     except ValueError as error:
         raise InputError(
             f"{folder / PER_QUERY_NAME}: got no readable figures ({first_fault(error)}); expected the JSON that bixse "

@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import numpy as np
+from pydantic import Field, TypeAdapter
 
 from bixse.data.trec import numbers, ranked
 from bixse.errors import InputError, did_you_mean
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 PerQuery: TypeAlias = dict[str, dict[str, float]]
 """Metric name -> query id -> value in [0, 1]."""
+STORED_PER_QUERY = TypeAdapter(dict[str, dict[str, Annotated[float, Field(ge=0, le=1 + 1e-9, allow_inf_nan=False)]]])
+"""The check of figures that are read from a file."""
 PRIMARY_METRIC = "ndcg@10"
 """The metric that compares systems and selects checkpoints."""
 METRICS = (PRIMARY_METRIC, "recall@100", "mrr@10", "map@100")

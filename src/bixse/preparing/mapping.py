@@ -29,6 +29,7 @@ _TEXT_COLUMNS = {
     "ordinal": "BIGINT", "row": "BIGINT", "file": "INTEGER", "id": "VARCHAR", "title": "VARCHAR", "text": "VARCHAR",
 }  # fmt: skip
 """Columns of texts that rows name by id."""
+_NUMBER = ("a finite number", "drop the row")
 _FIELD_TYPES = {
     "status": "VARCHAR", "detail": "VARCHAR", "judge": "VARCHAR", "text": "VARCHAR", "probabilities": "DOUBLE[]",
     "orders": "VARCHAR", "grade": "DOUBLE",
@@ -162,7 +163,7 @@ class RowMapping:
         causes = {check["fix"]: check["explains"] for check in self.form.checks if "explains" in check}
         explained = {(row, causes[fix]) for row, _, _, _, fix in problems if fix in causes}
         errors = [
-            RowError(row, column, _shown(got), expected, number_hint(got.strip('"'), fix))
+            RowError(row, column, _shown(got), expected, _hint(got, expected, fix))
             for row, column, got, expected, fix in problems
             if fix in causes or (row, got) not in explained
         ]
@@ -217,8 +218,7 @@ class RowMapping:
             ]  # fmt: skip
         if not self._labels or form.judge == "labels" or form.needs_map:
             checks.append(
-                ("val_key", "NOT is_absent(val) AND NOT coalesce(isfinite(number), false)", "val::VARCHAR",
-                 "a finite number", "drop the row")
+                ("val_key", "NOT is_absent(val) AND NOT coalesce(isfinite(number), false)", "val::VARCHAR", *_NUMBER)
             )  # fmt: skip
         if self.score_map is not None and self._mapped:
             low, high = self.score_map.range
@@ -272,6 +272,10 @@ def _check(table: str, column: str, when: str, got: str, expected: str, fix: str
         f"SELECT row, {column} AS key, coalesce({got}, 'nothing') AS got, {_quoted(expected)}, {_quoted(fix)} "
         f"FROM {table} WHERE {when}"
     )
+
+
+def _hint(got: str, expected: str, fix: str) -> str:
+    return number_hint(got.strip('"'), fix) if (expected, fix) == _NUMBER else fix
 
 
 def _shown(value: str) -> str:

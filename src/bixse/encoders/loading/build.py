@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import os
-from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
@@ -14,6 +12,7 @@ from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE
 from bixse.encoders.loading.hub import MODEL_FILES, check_hub_name
 from bixse.encoders.loading.kinds import ModelKind, kind_of, predicts_words
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
+from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import InputError, ModelError, did_you_mean, first_fault
 from bixse.files.files import HASHES_FILE, damage, file_hash
 
@@ -98,7 +97,8 @@ def build_encoder(
         raise _is_no_encoder(name, kind)
     with _loading(name, "a sentence-transformers or transformers encoder"):
         model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
-        _check_weights(model, name, trust_remote_code)
+        unused = check_weights(model, name, trust_remote_code)
+    warn_of_unused(f"model {name!r}", *unused)
     if resolve_precision(device=model.device) == "float32":
         make_weights_float32(model)
     longest = _keep_within_positions(model)
@@ -199,8 +199,9 @@ def _load_whole(
     name, source = str(name_or_path), _undamaged(name_or_path)
     with _loading(name, f"a model of the kind {cls.kind}"):
         model = cls(source, trust_remote_code=trust_remote_code, model_kwargs={"dtype": "float32"}, **options)
-        _check_weights(model, name, trust_remote_code, new_layer)
+        unused = check_weights(model, name, trust_remote_code, new_layer)
         longest = _keep_within_positions(model)
+    warn_of_unused(f"model {name!r}", *unused)
     if max_length is not None:
         _check_length(max_length, longest, name)
         model.max_seq_length = max_length
@@ -306,33 +307,6 @@ def no_library_bars() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if had_bar:
             logging.enable_progress_bar()
-
-
-def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool, new_layer: bool = False) -> None:
-    """Refuse a model whose files lack weights; a pooler whose output is not read, and a new layer, may lack them."""
-    from bixse.encoders.loading.backbones import backbones
-
-    for part in backbones(model):  # transformers fills missing weights at random, and only warns
-        backbone = part.auto_model
-        _, info = type(backbone).from_pretrained(
-            backbone.name_or_path,
-            config=deepcopy(backbone.config),
-            cache_dir=os.getenv("SENTENCE_TRANSFORMERS_HOME"),
-            trust_remote_code=trust_remote_code,
-            device_map="meta",  # names and shapes are read, no weights
-            output_loading_info=True,
-        )
-        reads_pooler = getattr(part, "module_output_name", None) == "sentence_embedding"
-        inside = f"{backbone.base_model_prefix}." if new_layer else ""
-        lacking = sorted(
-            key for key in info["missing_keys"]
-            if key.startswith(inside) and (reads_pooler or not key.removeprefix(inside).startswith("pooler."))
-        )  # fmt: skip
-        if lacking:
-            raise ModelError(
-                f"model {name!r}: got no weights for {len(lacking)} of its parameters ({', '.join(lacking[:3])}); "
-                "expected all in the model's files; fix: check that config.json and the weights belong together"
-            )
 
 
 def model_folder(name_or_path: str | Path) -> Path:

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bixse.encoders.loading.build import model_hashes, quiet_loading
 from bixse.encoders.loading.precision import default_device, resolve_precision
+from bixse.encoders.loading.weights_check import unused_weights, warn_of_unused
 from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import file_hash
 
@@ -78,6 +79,8 @@ class LocalModel:
                 f"({', '.join(missing[:3])}); expected all of a causal language model; "
                 "fix: name a model that writes text, not an encoder or a part of one"
             )
+        judge = f"judge {str(self.requested)!r}"
+        warn_of_unused(judge, *unused_weights(model, loading["unexpected_keys"], judge))
         try:
             return model.to(self._device).eval()
         except (RuntimeError, AssertionError) as error:  # out of memory is a RuntimeError too

@@ -16,7 +16,7 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.models import ModelMeta
 from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
 from mteb.models.model_meta import ScoringFunction
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.run import open_run
@@ -27,7 +27,7 @@ from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.precision import autocast
 from bixse.errors import BixseError, InputError, did_you_mean
 from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
-from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
+from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY, evaluate_run
 from bixse.evaluation.systems import EncoderSystem, instructions_of
 from bixse.files.files import read_text, write_atomically
 from bixse.lab.suites.known_suites import INSTRUCTIONS
@@ -144,7 +144,7 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
         record.save("finished")
     try:
         stored = read_text(record.folder / PER_QUERY_NAME)
-        per_query = TypeAdapter(dict[str, dict[str, float]]).validate_json(stored)
+        per_query = STORED_PER_QUERY.validate_json(stored)
         metrics, kind, seconds = (record.results[key] for key in ("metrics", "type", "seconds"))
     except (InputError, ValidationError, KeyError) as error:
         raise InputError(
