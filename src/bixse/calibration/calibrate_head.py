@@ -195,10 +195,9 @@ def read_scores(settings: CalibrateSettings, path: Path) -> tuple[ScoredPairs, s
     ids, scores, relevance = load_scores(path)
     spread = float(scores.std())
     if spread == 0:
-        raise InputError(
-            f"{path}: got the score {scores[0]:g} for all {len(scores)} rows; expected scores that differ; "
-            "fix: check the export"
-        )
+        alike = f"the score {scores[0]:g} for all {len(scores)} rows"
+        got = f"{len(scores)} scores that differ by {np.ptp(scores):g}" if np.ptp(scores) else alike
+        raise InputError(f"{path}: got {got}; expected scores that differ; fix: check the export, or rescale them")
     # logits near 1 for scores of any size: BM25 reaches 40, a distance may be in thousands
     new = RelevanceHead(1 / spread, -float(scores.mean()) / spread, scored_by=settings.scored_by)
     pairs = ScoredPairs(scores, relevance, ids, settings.prior, settings.positive_from, settings.seed, new=new)

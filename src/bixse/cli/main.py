@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import io
 import json
 import logging
@@ -20,7 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bixse.cli.verb import CommandResult, add_settings
-from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, first_fault, printable
+from bixse.errors import (
+    BixseError,
+    InputError,
+    InterruptedRunError,
+    did_you_mean,
+    first_fault,
+    printable,
+    without_long_words,
+)
 from bixse.scale.engine import PlaceSettings
 from bixse.settings import flag_of, section_of
 from bixse.training.distributed import is_main_process, rank, world_size
@@ -177,7 +186,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in words:
             sys.stderr.write(printable(traceback.format_exc()))
-        result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
+        is_wrong_name = getattr(error, "errno", None) == errno.ENAMETOOLONG
+        result = CommandResult(text="", errors=[_unexpected(error)], exit_code=2 if is_wrong_name else 1)
+    for lines in (result.warnings, result.errors):
+        lines[:] = map(without_long_words, lines)
     if not is_main:  # rank 0 prints shared errors; other ranks print only their own
         for line in [] if known_to_all else result.errors:
             sys.stderr.write(printable(f"error: process {rank()}: {line}\n"))
@@ -206,6 +218,8 @@ def _run(words: Sequence[str]) -> CommandResult:
 
 
 def _unexpected(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{error.filename}: got a name that no file can have; expected a path or name; fix: check it"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return (
             "got no more memory; expected the batch to fit; fix: a smaller --global-batch-size, --max-length or model, "

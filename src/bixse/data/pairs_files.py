@@ -46,7 +46,8 @@ GRADED_COLUMNS = (
 """Columns of graded pairs; other columns are ignored."""
 SCORE_COLUMNS = (
     FileColumn("query", other_names=("query_id", "qid")),
-    FileColumn("score", "number", other_names=("cosine", "similarity")),
+    # squares of larger scores overflow
+    FileColumn("score", "number", low=-1e30, high=1e30, other_names=("cosine", "similarity")),
     FileColumn("relevance", "number", needed=False, low=0, high=1, other_names=("relevant", "label")),
     FileColumn("grade", "number", needed=False, low=0),
 )

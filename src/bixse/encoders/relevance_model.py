@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders,
 from bixse.encoders.loading.backbones import BidirectionalTransformer
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import InputError, ModelError, shorten
-from bixse.files.files import drop_hashes, storage_errors, write_atomically, write_hashes
+from bixse.files.files import drop_hashes, is_unicode, storage_errors, write_atomically, write_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,11 +130,13 @@ class RelevanceModel(SentenceTransformer):
 
 def check_texts(query: str, documents: Sequence[str]) -> None:
     """Refuse, by an InputError, arguments of `relevance` that are no text and no list of texts."""
-    if isinstance(documents, str):
-        raise InputError("relevance: got one string as documents; expected a list of texts; fix: write [document]")
-    others = [text for text in (query, *documents) if not isinstance(text, str)]
+    if isinstance(documents, (str, bytes, Mapping, Set)) or not isinstance(documents, Collection):
+        got = shorten(documents)
+        raise InputError(f"relevance: got {got} as documents; expected a list of texts; fix: write [document]")
+    others = [text for text in (query, *documents) if not isinstance(text, str) or not is_unicode(text)]
     if others:
-        raise InputError(f"relevance: got {shorten(others[0])} as a text; expected strings; fix: leave it out")
+        got = shorten(others[0])
+        raise InputError(f"relevance: got {got} as a text; expected strings, in UTF-8; fix: correct it or leave it out")
 
 
 def set_instructions(model: RelevanceModel, table: Instructions) -> None:

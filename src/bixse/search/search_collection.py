@@ -69,8 +69,10 @@ def probable(cosine: float, head: RelevanceHead | None, least: float | None) -> 
 
 
 def check_queries(texts: Sequence[str]) -> None:
-    """Refuse, by an InputError, queries that are empty or not UTF-8."""
+    """Refuse, by an InputError, queries that are no text, empty or not UTF-8."""
     for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"search: got {shorten(text)} as a query; expected a text; fix: give one string per query")
         if not text.strip() or not is_unicode(text):
             fault = "an empty query" if not text.strip() else f"{shorten(text)}, which is not UTF-8"
             raise InputError(f"search: got {fault}; expected a text; fix: write some words, in UTF-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -80,7 +81,8 @@ class SearchIndex:
         calibration found for this share of relevant documents. An InputError refuses an empty query, `top` below 1, a
         threshold out of range, and any threshold without a relevance head.
         """
-        texts = [queries] if isinstance(queries, str) else list(queries)
+        several = isinstance(queries, Iterable) and not isinstance(queries, (str, bytes))
+        texts: list[Any] = list(queries) if several else [queries]
         least = checked_limits(self.head, self.manifest.encoder.name, texts, top, threshold, at_precision)
         if not texts:
             return []
