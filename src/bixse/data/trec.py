@@ -136,7 +136,7 @@ def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
                 expected = f"the header {BEIR_HEADER!r} or four columns ({', '.join(_TREC_COLUMNS)})"
                 fix = "add the header to a BEIR file"
                 if len(line.split()) > 1 and line.split()[1].startswith("qid:"):
-                    columns = 'split($1, a); sub("qid:", "", a[2]); split($2, d); print a[2], 0, d[1], a[1]'
+                    columns = 'split($1, a, " "); sub("qid:", "", a[2]); split($2, d, " "); print a[2], 0, d[1], a[1]'
                     fix = f"rewrite the list: awk -F'#' '{{{columns}}}' {shlex.quote(str(path))} > qrels.txt"
                 errors.add(number, None, shorten(line), expected, fix)
                 errors.raise_any()
