@@ -57,8 +57,9 @@ def all_texts():
 
 def wrong_words(text):
     """The verbs and flags of a text that no command has."""
-    for command in re.findall(r"`bixse ([a-z][^`]*)`", text):
-        words = command.replace("'", "").split()
+    named = [word.replace("'", "").split() for word in re.findall(r"`bixse ([a-z][^`]*)`", text)]
+    plain = [word.split() for word in re.findall(r"(?<!`)\bbixse ([a-z]+ [^`;:,()]*--[^`;:,()]*)", text)]
+    for words in [*named, *(words for words in plain if words[0] in VERBS)]:
         yield from unknown_words(words)
     if "fix: " in text:
         advice = re.sub(r"`[^`]*`", "", text.partition("fix: ")[2])  # of these commands above, or of other programs

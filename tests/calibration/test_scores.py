@@ -10,7 +10,7 @@ from bixse.calibration.calibrate import calibrate
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.calibration.reliability import auc
 from bixse.encoders.head import RelevanceHead
-from bixse.errors import ConfigError, InputError, OutputExistsError
+from bixse.errors import ConfigError, InputError, InvalidFileError, OutputExistsError
 from bixse.files.rows import write_rows
 
 MODEL = "a model, 8 dimensions"
@@ -118,3 +118,21 @@ def test_auc_is_that_of_scikit_learn_and_its_interval_covers_it():
     assert area.value == pytest.approx(roc_auc_score(relevant, scores))
     assert area.low < area.value < area.high < 1
     assert auc(scores, np.ones(240), [row["query"] for row in rows]) is None
+
+
+@pytest.mark.parametrize("huge", [1e308, -1e300, 1e31])
+@pytest.mark.filterwarnings("error")
+def test_huge_score_is_refused_where_it_stands(run, huge):
+    rows = score_rows()
+    rows[6]["score"] = huge
+    with pytest.raises(InvalidFileError) as caught:
+        run(rows)
+    assert [(error.row, error.column) for error in caught.value.errors] == [(7, "score")]
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_whose_differences_vanish_are_not_called_equal(run):
+    with pytest.raises(InputError) as caught:
+        run(score_rows(size=1e-300))
+    assert "differ" in caught.value.got
+    assert run(score_rows(size=1e29)).check is not None

@@ -114,6 +114,25 @@ def test_errors_give_their_exit_code_and_a_traceback_only_with_debug(monkeypatch
     assert ("Traceback" in capsys.readouterr().err) == unexpected
 
 
+NAME = "n" * 100_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "NAME", "train --NAME", "train --pairs NAME", "evaluate NAME --collection .", "evaluate bm25 --collection NAME",
+        "search NAME word", "index NAME .", "calibrate NAME --pairs NAME", "convert beir NAME --scale 0 3",
+        "study NAME", "convert NAME .", "grade --pairs NAME --judge NAME", "doctor NAME",
+        "export NAME --out NAME", "push NAME a/b",
+    ],
+)  # fmt: skip
+def test_endless_name_is_cut_in_the_one_line_of_its_error(capsys, words):
+    code, envelope = call(capsys, *words.replace("NAME", NAME).split())
+    assert code in (1, 2)
+    assert envelope["errors"] and all(len(error) < 2_000 for error in envelope["errors"])
+    assert "unexpected" not in str(envelope["errors"])
+
+
 def test_success_in_text_and_as_an_envelope(monkeypatch, capsys):
     def chatty():
         sys.stdout.write("a library's notice\n")

@@ -18,6 +18,7 @@ from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path, load_relevance_model
 from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
+from bixse.encoders.scorers import LateInteractionEncoder
 from bixse.encoders.serving import NEW_TYPE, POOLING_KEYS, older_settings
 from bixse.errors import InputError, ModelError, StorageError
 from bixse.files.files import damage, write_hashes
@@ -36,13 +37,20 @@ def test_a_model_without_a_head_is_refused(tiny_model, tiny_model_path):
 
 @pytest.mark.parametrize(
     ("query", "documents", "got"),
-    [("copy", [None], "None"), (None, TEXTS, "None"), ("copy", ["a file", 3], "3"), ("copy", "text", "one string")],
-)
+    [
+        ("copy", [None], "None"), (None, TEXTS, "None"), ("copy", ["a file", 3], "3"), ("copy", "text", "'text'"),
+        (["copy"], TEXTS, "['copy']"), (7, TEXTS, "7"), ("copy", None, "None"), ("copy", 7, "7"),
+        ("copy", b"a", "b'a'"), ("copy", {"a": 1}, "{'a': 1}"), ("copy", {"a"}, "{'a'}"), ("copy", iter(TEXTS), "<"),
+        ("copy", [["a"]], "['a']"), ("copy", ["\ud800"], "'\\ud800'"), ("\ud800", TEXTS, "'\\ud800'"),
+    ],
+)  # fmt: skip
 def test_values_that_are_no_texts_are_refused(tiny_model, query, documents, got):
-    tiny_model.head = RelevanceHead(20.0, -10.0)
-    with pytest.raises(InputError) as caught:
-        tiny_model.relevance(query, documents)
-    assert caught.value.got.startswith(got)
+    scorer = LateInteractionEncoder.of_encoder(tiny_model)
+    for model in (tiny_model, scorer):
+        model.head = RelevanceHead(20.0, -10.0)
+        with pytest.raises(InputError) as caught:
+            model.relevance(query, documents)
+        assert caught.value.got.startswith(got)
 
 
 def test_probabilities_are_the_sigmoid_of_the_scaled_cosine(tiny_model):

@@ -179,6 +179,14 @@ class TestFlagEmbedding:
         assert any("without in-batch negatives" in warning for warning in source.warnings())
         assert any("24 texts have scores" in warning for warning in source.warnings())
 
+    @pytest.mark.parametrize("key", ["pos", "neg"])
+    @pytest.mark.parametrize("value", ["a text", {"x": 1}, 7, True])
+    def test_value_that_is_no_list_is_shown_as_it_is(self, tmp_path, key, value):
+        with pytest.raises(InvalidFileError) as caught:
+            rows("flagembedding", written(tmp_path, {**BGE, key: value}), score_map="prob")
+        (error,) = caught.value.errors
+        assert (error.column, json.loads(error.got)) == (key, value)
+
     def test_labels_are_grades_only_where_binary_is_asked(self, tmp_path):
         found = rows("flagembedding", written(tmp_path, {"query": "q", "pos": ["a"], "neg": ["b"]}), score_map="binary")
         assert [(row.relevance, row.judge) for row in found] == [(1.0, "binary labels"), (0.0, "binary labels")]

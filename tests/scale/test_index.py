@@ -34,6 +34,13 @@ def folder(tiny_model, corpus, tmp_path):
     return tmp_path / "index"
 
 
+@pytest.mark.parametrize("query", [None, 3, b"copy", [None], [3], [["copy"]], "", ["copy", " "], "\ud800"])
+def test_query_that_is_no_text_is_refused(tiny_model, folder, query):
+    with pytest.raises(InputError) as caught:
+        open_index(folder, tiny_model).search(query)
+    assert caught.value.where == "search"
+
+
 def test_damaged_manifest_or_another_folder_is_refused(tiny_model, folder):
     for name in ("none", "corpus"):
         with pytest.raises(InputError):
