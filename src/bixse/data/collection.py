@@ -114,7 +114,7 @@ def check_split(folder: Path, split: str) -> None:
     missing = {name: path for name, path in files_of_split(folder, split).items() if not path.is_file()}
     if others := [other for path in missing.values() if (other := other_form(path))]:
         raise InputError(
-            f"{folder}: got {', '.join(found for found, _ in others)}; expected {', '.join(missing)}; fix: write them "
+            f"{folder}: got {', '.join(name for name, _ in others)}; expected {', '.join(missing)}; fix: write them "
             f"with `{' && '.join(command for _, command in others)}`"
         )
     if split not in splits_of(folder):
