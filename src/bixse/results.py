@@ -5,18 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Verdict: TypeAlias = Literal["better", "no difference", "worse"]
-"""Verdict of an interval on the first system; "no difference" means that none is shown."""
-VERDICT_WORDS: dict[Verdict, str] = {"better": "▲ better", "no difference": "● no difference shown", "worse": "▼ worse"}
+Verdict: TypeAlias = Literal["better", "no difference", "worse", "cannot tell"]
+"""Verdict of an interval on the first system. "no difference" means that none is shown, "cannot tell" that the sample
+is too small for a verdict, or that it has no variance."""
+VERDICT_WORDS: dict[Verdict, str] = {
+    "better": "▲ better",
+    "no difference": "● no difference shown",
+    "worse": "▼ worse",
+    "cannot tell": "? cannot tell",
+}
 """A sign and words, never colour alone."""
 VERDICT_IN_A_SENTENCE: dict[Verdict, str] = {  # between the names of two systems
     "better": "better than",
     "no difference": "not shown to differ from",
     "worse": "worse than",
+    "cannot tell": "not yet comparable with",
 }
 Interval: TypeAlias = tuple[float, float]
-FEW_QUERIES = 30
-"""Below this number of queries, resampled intervals are too narrow."""
+INTERVAL_FROM = 10
+"""Number of queries from which a figure has an interval."""
+VERDICT_FROM = 20
+"""Number of queries, or of units of the smallest class, from which a figure has a verdict and a threshold is chosen."""
+
+
+def too_few(units: int, name: str = "queries") -> str:
+    """Return why a sample carries no verdict, or "" if it does: the one rule for every verdict, gate and choice.
+
+    Example:
+        >>> too_few(7), too_few(20)
+        ('7 queries; at least 20', '')
+    """
+    return "" if units >= VERDICT_FROM else f"{units} {name}; at least {VERDICT_FROM}"
 
 
 @dataclass(frozen=True)
@@ -30,26 +49,31 @@ class Difference:
 
     mean: float
     """A mean above 0 means that a is better."""
-    low: float
-    high: float
-    p_value: float
-    """Two-sided p-value of no difference."""
+    low: float | None
+    """Ends of the interval; None for fewer than 10 queries, and if all differences are equal: they show no variance."""
+    high: float | None
+    p_value: float | None
+    """Two-sided p-value of no difference; 1 if all differences are 0; None if there is no interval."""
     queries: int
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
-        if self.low > self.high:
+        if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"difference: got {self.low} to {self.high}; expected the low end first; fix: swap them")
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict of the interval: "no difference" if it holds 0."""
-        return IntervalEstimate(self.mean, self.low, self.high).verdict()
+        """Return the verdict of the interval: "no difference" if it holds 0, or if every difference is 0."""
+        if self.mean == 0 and self.p_value == 1 and (self.low is None or self.low == self.high):
+            return "no difference"
+        return IntervalEstimate(self.mean, self.low, self.high, self.queries).verdict()
 
     @property
-    def few(self) -> bool:
-        """Return True for fewer than 30 queries: the interval misses the true difference too often."""
-        return self.queries < FEW_QUERIES
+    def few(self) -> str:
+        """Return why the sample carries no verdict, for example "7 queries; at least 20"; "" if it carries one."""
+        if self.verdict != "cannot tell":
+            return ""
+        return too_few(self.queries) or f"{self.queries} queries, all with the same difference"
 
 
 @dataclass(frozen=True)
@@ -64,15 +88,21 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IntervalEstimate:
-    """A value with its 95 % interval; None if undefined."""
+    """A value with its 95 % interval; None if undefined, or if the sample is too small or has no variance."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
+    units: int | None = None
+    """Number of queries, or of units of the smallest class, behind the value; None if another rule counts them."""
 
     def verdict(self, lower_is_better: bool = False) -> Verdict:
-        """Return the verdict on a difference: "no difference" if the interval holds 0 or is undefined."""
-        if self.low is None or self.high is None or not (self.low > 0 or self.high < 0):
+        """Return the verdict on a difference: "no difference" if the interval holds 0; see `too_few`."""
+        if self.low is None or self.high is None or self.low == self.high:
+            return "cannot tell"  # no interval, or one without width, which says nothing about other queries
+        if self.units is not None and too_few(self.units):
+            return "cannot tell"
+        if not (self.low > 0 or self.high < 0):
             return "no difference"
         return "better" if (self.low > 0) != lower_is_better else "worse"
 
