@@ -197,7 +197,7 @@ def difference_of(
     from scipy.special import stdtr, stdtrit
 
     _, bound = interval_bounds(confidence)
-    if not error or too_few(queries):
+    if error <= ROUNDING * abs(mean) or too_few(queries):
         return Difference(mean, None, None, None if mean or error else 1.0, queries, confidence)
 
     def skewed(quantile: float, skew: float) -> float:
