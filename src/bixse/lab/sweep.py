@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from pydantic import BaseModel
 
-from bixse.data.collection import judgements_of
 from bixse.data.run import open_run
 from bixse.data.task_instructions import load_instructions
-from bixse.data.trec import read_qrels
 from bixse.encoders.loading.build import model_hashes, model_path_settings
 from bixse.errors import ERRORS_SHOWN, ConfigError
 from bixse.evaluation.statistics import ROUNDING
@@ -42,7 +40,7 @@ from bixse.report.table import format_csv
 from bixse.results import too_few
 from bixse.settings import map_paths, paths_in
 from bixse.training.config import MODEL_FOLDER, TrainConfig
-from bixse.training.dev_evaluation import dev_figures, split_hashes, watched_splits
+from bixse.training.dev_evaluation import dev_figures, judged_queries, split_hashes, watched_splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -129,7 +127,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
     runs = [ArmRun(arm, seed, train_on_dev, {**(arm.train or {}), "seed": seed}) for arm in arms for seed in seeds]
     paths = (*TrainConfig.path_settings(), *model_path_settings(first.model))
     record = open_run(out, "sweep", _identity(config, first, seeds), _input_hashes(config, first), paths)
-    queries = judged_queries(first)
+    queries = judged_queries(watched_splits(first))
     titles = {run.name: f"run {n} of {len(runs)}: {run.arm.label}, seed {run.seed}" for n, run in enumerate(runs, 1)}
 
     def tables(results: Mapping[str, RunResult]) -> list[SweepRow]:
@@ -239,12 +237,6 @@ def undecided_of(rows: Sequence[SweepRow], queries: int) -> str:
     if lead <= error:
         return f"arm {second.arm} is within one standard error over seeds ({lead:.4f} of {error:.4f})"
     return ""
-
-
-def judged_queries(config: TrainConfig) -> int:
-    """Return the number of dev queries with a relevant document."""
-    qrels = [read_qrels(judgements_of(*entry[:2])) for entry in watched_splits(config) if entry.role == "dev"]
-    return sum(max(grades.values()) > 0 for split in qrels for grades in split.values())
 
 
 def table_of(rows: Sequence[SweepRow]) -> list[dict[str, str]]:
