@@ -282,6 +282,13 @@ def test_a_judge_that_is_calibrated_knows_nothing_or_grades_the_wrong_way_gets_n
     assert fitted.slope == 0 and fitted.helps is False
 
 
+def test_few_labels_cannot_tell_whether_a_map_helps():
+    z, relevant, _ = overconfident(1, pairs=600)
+    fitted = fit_grade_map(z, relevant, [f"q{i % 12}" for i in range(600)])
+    assert (fitted.helps, fitted.few) == (False, "12 queries; at least 20")
+    assert fitted.held_out.brier_after < fitted.held_out.brier_before
+
+
 def test_a_judge_that_claims_too_much_is_helped():
     z, relevant, ids = overconfident(0)
     fitted = fit_grade_map(z, relevant, ids)
