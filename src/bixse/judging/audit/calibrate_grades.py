@@ -73,7 +73,7 @@ class GradeMap(BaseModel):
     queries: int = 0
     held_out: HeldOutFigures | None = None
     helps: bool | None = None
-    """True if the held-out Brier score is below that of the unmapped grades and that of a constant, on enough labels."""
+    """True if enough labels have a held-out Brier score below that of the unmapped grades and that of a constant."""
     few: str = ""
     """The reason why too few labels decide, for example "7 queries; at least 20"."""
 
