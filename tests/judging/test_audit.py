@@ -191,8 +191,7 @@ def test_few_queries_or_labels_of_a_class_have_no_interval_and_no_verdict(querie
     for name in ("kappa", "exact", "binary_kappa", "kendall"):
         assert found.measures[name].low is None and f"{queries} queries; at least 20" in found.measures[name].few
     assert f"{queries} queries" in found.verdict and "chance" not in found.verdict
-    text = page_of(report, report.warnings()).text
-    assert found.verdict in text and str(found.measures["kappa"].few) in report.warnings()[-1]
+    assert found.verdict in page_of(report, report.warnings()).text and found.verdict in report.text()
     rare = pairs([0] * 100 + [3] * 19, queries=40)
     kappa = audit([labels("j", rare)], labels("h", rare)).judges[0].measures["kappa"]
     assert kappa.few == "19 relevant pairs; at least 20"
