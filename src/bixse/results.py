@@ -5,18 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Verdict: TypeAlias = Literal["better", "no difference", "worse"]
-"""Verdict of an interval on the first system; "no difference" means that none is shown."""
-VERDICT_WORDS: dict[Verdict, str] = {"better": "▲ better", "no difference": "● no difference shown", "worse": "▼ worse"}
+Verdict: TypeAlias = Literal["better", "no difference", "worse", "cannot tell"]
+"""Verdict of an interval on the first system. "no difference" means that none is shown, "cannot tell" that the sample
+is too small for a verdict, or that it has no variance."""
+VERDICT_WORDS: dict[Verdict, str] = {
+    "better": "▲ better",
+    "no difference": "● no difference shown",
+    "worse": "▼ worse",
+    "cannot tell": "? cannot tell",
+}
 """A sign and words, never colour alone."""
 VERDICT_IN_A_SENTENCE: dict[Verdict, str] = {  # between the names of two systems
     "better": "better than",
     "no difference": "not shown to differ from",
     "worse": "worse than",
+    "cannot tell": "not yet comparable with",
 }
 Interval: TypeAlias = tuple[float, float]
-FEW_QUERIES = 30
-"""Below this number of queries, resampled intervals are too narrow."""
+QUERIES_FROM = 40
+"""Number of queries from which a mean over queries has an interval and a verdict: below it, stated 95 % intervals of
+skewed differences miss too often (docs/reference/evaluation.md has the simulation)."""
+UNITS_FROM = 20
+"""Number of units per class (labels of a kappa or a rate, queries of a chosen threshold) from which it has one."""
+
+
+def too_few(units: int, name: str = "queries", least: int = QUERIES_FROM) -> str:
+    """Return why a sample carries no verdict, or "" if it does: the one rule for every verdict, gate and choice.
+
+    Example:
+        >>> too_few(7), too_few(40), too_few(7, "relevant pairs", UNITS_FROM)
+        ('7 queries; at least 40', '', '7 relevant pairs; at least 20')
+    """
+    if units == 1:
+        name = f"{name[:-3]}y" if name.endswith("ies") else name.removesuffix("s")
+    return "" if units >= least else f"{units} {name}; at least {least}"
 
 
 @dataclass(frozen=True)
@@ -30,26 +52,42 @@ class Difference:
 
     mean: float
     """A mean above 0 means that a is better."""
-    low: float
-    high: float
-    p_value: float
-    """Two-sided p-value of no difference."""
+    low: float | None
+    """Ends of the interval; None for fewer than 40 queries, and if all differences are equal: they show no variance."""
+    high: float | None
+    p_value: float | None
+    """Two-sided p-value of no difference; 1 if all differences are 0; None if there is no interval."""
     queries: int
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
-        if self.low > self.high:
+        if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"difference: got {self.low} to {self.high}; expected the low end first; fix: swap them")
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict of the interval: "no difference" if it holds 0."""
-        return IntervalEstimate(self.mean, self.low, self.high).verdict()
+        """Return the verdict of the interval: "no difference" if it holds 0, or if every difference is 0."""
+        if self.p_value == 1 and self.low is None:  # every difference is 0
+            return "no difference"
+        return "cannot tell" if self.few else IntervalEstimate(self.mean, self.low, self.high).verdict()
 
     @property
-    def few(self) -> bool:
-        """Return True for fewer than 30 queries: the interval misses the true difference too often."""
-        return self.queries < FEW_QUERIES
+    def few(self) -> str:
+        """Return why the sample carries no verdict, for example "7 queries; at least 40"; "" if it carries one."""
+        if self.p_value == 1 and self.low is None:
+            return ""
+        same = f"{self.queries} queries with one and the same difference"
+        return too_few(self.queries) or (same if self.low is None or self.low == self.high else "")
+
+    def figures(self) -> str:
+        """Return the difference of nDCG@10 with its interval, or with the reason why it has none.
+
+        Example:
+            >>> Difference(mean=0.1, low=None, high=None, p_value=None, queries=7).figures()
+            'nDCG@10 +0.100, 7 queries; at least 40'
+        """
+        ends = "" if self.low is None else f", 95 % interval {self.low:+.3f} to {self.high:+.3f}"
+        return f"nDCG@10 {self.mean:+.3f}{ends}, {self.few or f'{self.queries} queries'}"
 
 
 @dataclass(frozen=True)
@@ -64,15 +102,19 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IntervalEstimate:
-    """A value with its 95 % interval; None if undefined."""
+    """A value with its 95 % interval; None if undefined, or if the sample is too small or has no variance."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
+    few: str = ""
+    """Reason why a value has no interval, for example "7 queries; at least 40"."""
 
     def verdict(self, lower_is_better: bool = False) -> Verdict:
-        """Return the verdict on a difference: "no difference" if the interval holds 0 or is undefined."""
-        if self.low is None or self.high is None or not (self.low > 0 or self.high < 0):
+        """Return the verdict on a difference: "no difference" if the interval holds 0, "cannot tell" without one."""
+        if self.low is None or self.high is None or self.low == self.high:
+            return "cannot tell"  # an interval without width says nothing about other queries
+        if not (self.low > 0 or self.high < 0):
             return "no difference"
         return "better" if (self.low > 0) != lower_is_better else "worse"
 
