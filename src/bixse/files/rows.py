@@ -166,10 +166,10 @@ def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file 
             f"{path}: got a folder without {' or '.join(suffixes)} files; expected {what}; fix: check the path"
         )
     if not path.is_file():
-        other, command = other_form(path) or ("", "")
-        got = "a folder" if path.is_dir() else f"no such file{f', but {other}' if other else ''}"
+        stored, command = other_form(path) or ("", "")
+        got = "a folder" if path.is_dir() else f"no such file{f', but {stored}' if stored else ''}"
         raise InputError(
-            f"{path}: got {got}; expected {what}; fix: {f'write it with `{command}`' if other else 'check the path'}"
+            f"{path}: got {got}; expected {what}; fix: {f'write it with `{command}`' if stored else 'check the path'}"
         )
     return [path]
 
