@@ -25,6 +25,7 @@ from bixse.calibration.calibrate_head import (
     pair_cosines,
     read_scores,
 )
+from bixse.data.joined import check_joined
 from bixse.data.run import open_run
 from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import prompt_for, use_task
@@ -70,6 +71,8 @@ class CalibrateResult:
     cuts: tuple[CosineCut, ...] = ()
     """Cuts for vector stores, the highest cosine first."""
     reused: bool = False
+    joined: tuple[str, ...] = ()
+    """Warnings of pairs that are not of the collection."""
 
     @property
     def refused(self) -> bool:
@@ -77,9 +80,9 @@ class CalibrateResult:
         return not (self.saved or self.check.is_useful)
 
     def warnings(self) -> list[str]:
-        """Warn of a calibration kept in spite of the check, and of thresholds whose interval is too low."""
+        """Warn of ids without a partner, of a calibration kept in spite of the check, and of thresholds too low."""
         anyway = self.saved and not (self.check.helps and self.check.is_useful)
-        return ([f"kept anyway: {self.check.finding}"] if anyway else []) + [
+        return [*self.joined, *([f"kept anyway: {self.check.finding}"] if anyway else [])] + [
             f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries "
             "narrow it, a higher --at-precision stays on the safe side"
             for point in self.points
@@ -118,11 +121,13 @@ def calibrate(
             lambda **values: TypeAdapter(CalibrateResult).validate_python(values),
             lambda result: [file for kind, file in kinds.items() if kind in result.artifacts],
         )
-    encoder, negatives, of_vectors = None, 0, True
+    encoder, negatives, of_vectors, joined = None, 0, True, list[str]()
     if scored is not None:
         pairs, facts = scored
     elif judged is not None:
-        graded, facts, negatives = judged
+        graded, facts, negatives, unjoined = judged
+        # a relevant document under another id could be drawn as an irrelevant one
+        joined = check_joined(settings.pairs or "", unjoined, "give the collection of the pairs to --collection")
         encoder = load_scorer(str(model), dimensions=settings.dimensions)
         use_task(encoder, settings.task)
         of_vectors = isinstance(encoder, SentenceTransformer)  # a reranker gives logits, which need no scale
@@ -136,7 +141,7 @@ def calibrate(
     check = replace(held_out_check(before, pairs), auc=pairs.auc())
     saved = settings.anyway or (check.helps and check.is_useful)
     precision = "" if encoder is None else resolve_precision(device=encoder.device)
-    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved)
+    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved, joined=tuple(joined))
     if result.refused:
         return result
     head = before

@@ -82,6 +82,9 @@ class RerankedSystem(System):
     def check(self, instructions: Sequence[str]) -> None:
         self.first.check(instructions)
 
+    def check_answers(self, task: Task, refuse: bool) -> list[str]:
+        return self.first.check_answers(task, refuse)
+
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> Mapping[str, Ranking]:

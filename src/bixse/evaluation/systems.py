@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from bixse.data.joined import Unjoined, check_joined, doubt_ranks, unanswered
 from bixse.data.trec import ranked, read_run
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
@@ -167,6 +168,8 @@ class System:
     label: str
     prompts_hash: str | None = None
     """A hash of the prompts of the last search, or None."""
+    why_unanswered: str = ""
+    """The usual reason for queries without an answer."""
 
     @property
     def complete(self) -> bool:
@@ -200,6 +203,10 @@ class System:
 
     def check(self, instructions: Sequence[str]) -> None:
         """Raise InputError, before any other work, if a task with these instruction names cannot be run."""
+
+    def check_answers(self, task: Task, refuse: bool) -> list[str]:
+        """Return doubts about answers that were there before; raise InputError, if `refuse`, for those of others."""
+        return []
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
@@ -321,6 +328,7 @@ class Bm25System(System):
     """The word-matching baseline; it holds the corpus in memory and takes no instructions."""
 
     label = BM25_NAME
+    why_unanswered = "no document shares a word with them (words end at white space and signs, as in English)"
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
@@ -356,6 +364,30 @@ class RunFileSystem(System):
     def inputs(self) -> dict[str, str]:
         return {"run": file_hash(self.path)}
 
+    @cached_property
+    def _read(self) -> tuple[Ranking, list[str]]:
+        """The run, and its queries whose ranks contradict their scores."""
+        contradicted: list[str] = []
+        return read_run(self.path, contradicted), contradicted
+
+    def check_answers(self, task: Task, refuse: bool) -> list[str]:
+        """Join the run with the queries, judgements and documents of a task."""
+        run, contradicted = self._read
+        warnings = doubt_ranks(self.path, contradicted, run)
+        answers = {query for part in task.query_sets for query in part.queries if query in run}
+        if not answers:
+            return warnings  # `search` names a query of both sides
+        found = dict.fromkeys(name for query in answers for name in run[query])
+        known = {name for name, _ in task.documents() if name in found}
+        documents = Unjoined.of("documents of the run are not in the corpus", found, known)
+        queries = [unanswered(part.queries, run) for part in task.query_sets]
+        fix = "name the run of this collection and split (bixse evaluate --missing-documents drop scores it anyway)"
+        allowed = not refuse or task.settings.get("missing_documents") == "drop"
+        check_joined(self.path, queries, fix, allowed)
+        if task.is_part and known:
+            return warnings
+        return warnings + check_joined(self.path, [documents], fix, allowed)
+
     @property
     def name(self) -> str:
         """The name of the file, and the first digits of its hash."""
@@ -364,7 +396,7 @@ class RunFileSystem(System):
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> Mapping[str, Ranking]:
-        run = read_run(self.path)
+        run, _ = self._read
         runs: dict[str, dict[str, dict[str, float]]] = {}
         for query_set in task.query_sets:
             if run and not any(query in run for query in query_set.queries):
@@ -404,15 +436,15 @@ def run_file(path: Path) -> Path | None:
     return file if file.suffix in RUN_SUFFIXES and file.is_file() else None
 
 
-def read_ranking(path: str) -> Ranking:
-    """Read a TREC run, or that of a folder of `bixse evaluate`; refuse other systems, which would have to search."""
+def read_ranking(path: str, contradicted: list[str] | None = None) -> Ranking:
+    """Read a TREC run as `read_run`, or that of a folder of `bixse evaluate`; refuse systems that have to search."""
     file = run_file(Path(path))
     if file is None:
         raise InputError(
             f"{path}: got no run; expected a run file (.trec, .run) or an output folder of `bixse evaluate`; fix: "
             "check the path; for a model, run `bixse evaluate` or `bixse search` with --out first"
         )
-    return read_run(file)
+    return read_run(file, contradicted)
 
 
 @contextmanager

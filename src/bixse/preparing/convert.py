@@ -301,7 +301,7 @@ def _refuse(source: Source, settings: ConvertSettings, faults: ErrorsFile, rows:
     shown = ""
     if faults.total and (look or not settings.skip_invalid):
         invalid = [errors for errors in faults.lists if errors.total]
-        messages = [str(errors) for errors in invalid[:_FILES_SHOWN]]
+        messages = [*source.unjoined(), *(str(errors) for errors in invalid[:_FILES_SHOWN])]
         if rest := invalid[_FILES_SHOWN:]:
             messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
         other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]

@@ -166,6 +166,11 @@ def queries_of(watched: Sequence[Watched]) -> dict[str, Mapping[str, str]]:
     return {f"{part.role} {part.name}": part.queries for _, part in sets_of(watched)}
 
 
+def warnings_of(watched: Sequence[Watched]) -> list[str]:
+    """Return the warnings of dev and guard about their ids."""
+    return [f"{each.collection.name}/{line}" for each in watched for line in each.collection.warnings]
+
+
 def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Iterable[str], allowed: bool) -> list[str]:
     """Refuse held-out queries among the texts of the training queries, or return warnings where they are allowed."""
     trained = {text for texts in held_out.values() for text in texts.values()}.intersection(queries)

@@ -20,6 +20,7 @@ from bixse.training.dev_evaluation import (
     queries_of,
     sets_of,
     small_task,
+    warnings_of,
 )
 from bixse.training.distributed import world_size
 from bixse.training.loop.pair_trainer import PairTrainer, pair_loss
@@ -50,7 +51,8 @@ def make_scorer_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     pairs = inputs.pairs
-    warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
+    warnings = warnings_of(inputs.watched)
+    warnings += check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(inputs.where, loss_name(config.loss), loss, pairs, config.optimizer.documents_per_query)
     warnings += check_lengths(model, pairs) if config.kind != "reranker" else []
     tasks = {role: _tasks(inputs, role, config.min_relevant_grade) for role in ("dev", "guard")}

@@ -99,9 +99,10 @@ def run_calibrate(settings: GradeMapSettings, options: Options) -> CommandResult
             f"refused, nothing is written: on held-out queries {reason}; fix: train on the grades as they are, or "
             "label more pairs"
         )
-        return CommandResult(text, metrics, errors=[why], exit_code=1)
+        return CommandResult(text, metrics, warnings=result.warnings, errors=[why], exit_code=1)
     written = "\n".join(f"{name}: {path}" for name, path in result.artifacts.items())
-    return CommandResult(f"{text}\n\n{written}", metrics, result.artifacts, exit_code=3 if result.impossible else 0)
+    code = 3 if result.impossible else 0
+    return CommandResult(f"{text}\n\n{written}", metrics, result.artifacts, result.warnings, exit_code=code)
 
 
 CALIBRATE = Verb(
@@ -123,11 +124,11 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
         result = evaluate(system, task, options.folder)
     finally:
         judge.close()
-    summary, queries = system.summary, len(next(iter(result.per_query.values())))
+    summary = system.summary
     computed = f", {result.precision}" if result.precision else ""
     run = options.folder / "run.trec"
     lines = [
-        f"{judge.name} ranks {config.collection} ({config.split}, {queries} queries{computed})",
+        f"{judge.name} ranks {config.collection} ({config.split}, {result.queries}{computed})",
         "",
         format_table([[name, value] for name, value in result.metrics.items()], ["metric", judge.name]),
         f"{summary.asked} questions asked, {summary.reused} from the ledger, {summary.usd:.4f} US dollars",
@@ -135,7 +136,7 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     ]
     metrics = {**result.metrics, "usd": summary.usd, "precision": result.precision}
     artifacts = {"run": str(run), "record": str(options.folder / "run.json")}
-    warnings = [*judge.warnings, *system.warnings(), *([FINISHED_BEFORE] if result.reused else [])]
+    warnings = [*judge.warnings, *system.warnings(), *result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
     code = 0 if summary.graded == summary.pairs else 3
     return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], code)
 

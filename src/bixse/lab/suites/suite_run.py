@@ -102,6 +102,7 @@ def evaluate_suite(
             scores[shown] = _run_tasks(system, plan, target, settings, progress)
         system.release()
     notes = [chosen.note] if chosen.note else []
+    notes += dict.fromkeys(line for tasks_of in scores.values() for each in tasks_of.values() for line in each.warnings)
     if plan.years and folder is not None:
         notes += trec_notes(folder, plan.years, chosen.engine == "trec-dl-rerank")
     comparisons: list[TestedDifference] = []
@@ -334,4 +335,5 @@ def short_task(task: Task, name: str, queries: int = QUERIES, passages: int = PA
         documents=lambda: ((document, text) for document, text in task.documents() if document in remaining),
         count=len(cut.documents),
         query_sets=(shortened,),
+        is_part=True,
     )
