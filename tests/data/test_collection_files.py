@@ -14,7 +14,7 @@ from bixse.data.collection import (
     save_collection,
     warn_of_empty,
 )
-from bixse.errors import InputError
+from bixse.errors import InputError, InvalidFileError
 from helpers.row_files import faults, jsonl
 
 CORPUS = [{"_id": "d1", "title": "copy", "text": "copies"}, {"_id": "d2", "title": "", "text": "moves"}]
@@ -61,9 +61,12 @@ def test_split_without_a_relevant_document_is_refused(tmp_path, qrels):
         load_collection(make(tmp_path, qrels=qrels))
 
 
-def test_judgements_of_unknown_ids_are_all_named(tmp_path):
-    folder = make(tmp_path, qrels=QRELS + "q1\td9\t1\nq9\td8\t1\n")
-    assert faults(load_collection, folder) == [(None, "corpus-id"), (None, "query-id"), (None, "corpus-id")]
+def test_judgements_of_unknown_ids_are_counted(tmp_path):
+    with pytest.raises(InvalidFileError) as raised:
+        load_collection(make(tmp_path, qrels=QRELS + "q1\td9\t1\nq9\td8\t1\n"))
+    queries, documents = (error.got for error in raised.value.errors)
+    assert "1 of 2" in queries and queries.endswith("q9")
+    assert "2 of 4" in documents and documents.endswith("d9")
 
 
 @pytest.mark.parametrize(

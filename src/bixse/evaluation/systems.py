@@ -413,6 +413,10 @@ class RunFileSystem(System):
             progress(task.count)
         return runs
 
+    def release(self) -> None:
+        """Forget the run, which is read again on demand."""
+        vars(self).pop("_read", None)
+
 
 def open_system(model: str | Path | SentenceTransformer | System, exact: bool = False, **options: Any) -> System:
     """Return a system by its user-given name, or a loaded model as a system.

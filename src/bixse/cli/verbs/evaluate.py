@@ -64,7 +64,8 @@ class EvaluateSettings(EncodingSettings):
     """Remove the document with the query's id from the query's ranking, for collections whose queries are also
     documents (ArguAna, Quora)."""
     missing_documents: MissingDocuments = "refuse"
-    """Treatment of judgements whose document the corpus lacks: refuse the collection, or drop and count them."""
+    """Treatment of judgements whose document the corpus lacks, and of run files of which most queries or documents are
+    not in the collection: refuse them, or count them and score the rest."""
     grades: Annotated[Path | None, Flag(metavar="FILE")] = None
     """A judge's grades of all pairs, for run files and --human (pairs.parquet, judgements.parquet or qrels)."""
     human: Annotated[Path | None, Flag(metavar="FILE")] = None

@@ -213,6 +213,10 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     record = open_run(out, "grade audit", settings.model_dump(), hashes, paths=settings.path_settings())
     record.save("running")
     warnings = report.warnings()
+    if texts is not None:
+        known = set(zip(texts.query_ids, texts.document_ids, strict=True))
+        lost = Unjoined.of("human labels have no text there", people.grades, known)
+        warnings += check_joined(settings.pairs or "", [lost], "", allowed=True)
     if settings.scale is None:
         low, high = report.scale
         warnings.append(
