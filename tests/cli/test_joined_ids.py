@@ -118,9 +118,9 @@ RUNS = ("evaluate run", "evaluate runs", "suite, run", "rank")
         ("qrels", "documents", CONVERTED, "36 of 48 judgements name a document"),
         ("qrels", "queries", CONVERTED, "36 of 48 judgements name a query"),
         ("pairs", "documents", ("mine known", "calibrate", "adapt"), "19 of 26 documents"),
-        ("pairs", "queries", ("calibrate", "adapt"), "18 of 24 queries"),
+        ("pairs", "queries", ("adapt",), "18 of 24 queries"),
         ("pairs", "documents", ("audit", "grade calibrate"), "36 of 48 human labels"),
-        ("pairs", "documents", ("few labels",), "36 of 48 labels"),
+        ("pairs", "documents", ("few labels",), "36 of 48 human labels"),
         ("run", "documents", RUNS, "23 of 34 documents of the run"),
         ("run", "queries", (*RUNS, "few labels"), "18 of 24 queries have no answer"),
         ("run", "documents", ("few labels",), "42 of 48 documents have no grade"),
@@ -155,8 +155,9 @@ WATCHED = ("train dev", "train guard", "merge")
         ("a few queries", {"qrels": renamed(QRELS, 20, "queries")}, ("mine",), "4 of 24 judged queries"),
         ("a few documents", {"qrels": renamed(QRELS, 20, "documents")}, CONVERTED, "8 of 48 judgements"),
         ("a few documents", {"pairs": renamed(QRELS, 20, "documents")}, ("calibrate",), "5 of 26 documents"),
+        ("other queries", {"pairs": renamed(QRELS, 6, "queries")}, ("calibrate",), "18 of 24 queries"),
         ("a few pairs", {"pairs": renamed(QRELS, 20, "queries")}, ("audit", "grade calibrate"), "8 of 48 human labels"),
-        ("a few pairs", {"pairs": renamed(QRELS, 20, "queries")}, ("few labels",), "8 of 48 labels"),
+        ("a few pairs", {"pairs": renamed(QRELS, 20, "queries")}, ("few labels",), "8 of 48 human labels"),
     ),
 )
 def test_what_does_not_count_is_said_with_its_number(files, tiny_model_path, capsys, name, changes, verb, said):

@@ -126,8 +126,9 @@ def calibrate(
         pairs, facts = scored
     elif judged is not None:
         graded, facts, negatives, unjoined = judged
-        # a relevant document under another id could be drawn as an irrelevant one
-        joined = check_joined(settings.pairs or "", unjoined, "give the collection of the pairs to --collection")
+        # a relevant document under another id could be drawn as an irrelevant one; other queries can be right
+        joined = check_joined(settings.pairs or "", unjoined[:1], "give the collection of the pairs to --collection")
+        joined += check_joined(settings.pairs or "", unjoined[1:], "", allowed=True)
         encoder = load_scorer(str(model), dimensions=settings.dimensions)
         use_task(encoder, settings.task)
         of_vectors = isinstance(encoder, SentenceTransformer)  # a reranker gives logits, which need no scale

@@ -189,12 +189,8 @@ def judged_pairs(settings: CalibrateSettings) -> tuple[GradedPairs, str, int, tu
     collection = load_collection(settings.collection)
     more = with_random_negatives(pairs, collection, settings.negatives, settings.seed)
     added = len(more) - len(pairs)
-    return (
-        more,
-        f"{facts} and {added} random documents of {collection.name} as irrelevant pairs",
-        added,
-        _unjoined(collection, pairs),
-    )
+    facts = f"{facts} and {added} random documents of {collection.name} as irrelevant pairs"
+    return more, facts, added, _unjoined(collection, pairs)
 
 
 def _unjoined(collection: Collection, pairs: GradedPairs) -> tuple[Unjoined, ...]:
@@ -202,13 +198,12 @@ def _unjoined(collection: Collection, pairs: GradedPairs) -> tuple[Unjoined, ...
     texts = {text for document in collection.corpus.values() for text in (document.content, document.text)}
     documents = dict(zip(pairs.document_ids, pairs.documents, strict=True))
     queries, asked = dict(zip(pairs.query_ids, pairs.queries, strict=True)), set(collection.queries.values())
-    known_documents = {name for name, text in documents.items() if name in collection.corpus or text in texts}
-    known_queries = {name for name, text in queries.items() if name in collection.queries or text in asked}
-    what = f"are not in {collection.name}, by id or by text"
-    return (
-        Unjoined.of(f"documents {what}", documents, known_documents),
-        Unjoined.of(f"queries {what}", queries, known_queries),
-    )
+    return tuple(
+        Unjoined.of(f"{kind} are not in {collection.name}, by id or by text", named,
+                    {name for name, text in named.items() if name in known or text in known_texts})
+        for kind, named, known, known_texts in (("documents", documents, collection.corpus, texts),
+                                                ("queries", queries, collection.queries, asked))
+    )  # fmt: skip
 
 
 def read_scores(settings: CalibrateSettings, path: Path) -> tuple[ScoredPairs, str]:

@@ -17,7 +17,7 @@ from bixse.files.values import FileColumn, normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from bixse.relevance import Qrels
 
@@ -94,8 +94,8 @@ def load_collection(
         twins = Twins(qrels[split])
         for name, document in corpus.items():
             twins.see(name, document.content)
-        found = [without_relevant(qrels[split]), twins.found(lambda: iter(corpus))]
-        warnings += [*lines, *check_joined(path, found, "", allowed=True)]
+        parts = [without_relevant(qrels[split]), twins.count(lambda: iter(corpus))]
+        warnings += [*lines, *check_joined(path, parts, "", allowed=True)]
     return Collection(folder.resolve().name, corpus, queries, qrels, tuple(warnings))
 
 
@@ -199,7 +199,7 @@ def check_corpus(
             check.quoted.update(query_id for query_id in asked[name] if phrases[query_id] in words)
     _refuse_all_empty(path, check.count, len(check.empty))
     if twins is not None:
-        check.twins = (twins.found(lambda: (name for name, _ in stream_documents(path))),)
+        check.twins = (twins.count(lambda: (name for name, _ in stream_documents(path))),)
     return check
 
 
@@ -216,7 +216,7 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
 
 
 def check_qrels(
-    path: Path, qrels: Qrels, queries: Mapping[str, str], missing: Container[str], drop: bool = False
+    path: Path, qrels: Qrels, queries: Mapping[str, str], missing: set[str], drop: bool = False
 ) -> tuple[Qrels, list[str]]:
     """Return the judgements that count, with warnings; refuse ids that the collection lacks, and no relevant document.
 

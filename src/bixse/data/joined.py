@@ -1,4 +1,4 @@
-"""What a join of ids leaves without a partner: one count, one sentence and one rule for every verb that joins."""
+"""Count what a join of ids leaves without a partner: one sentence and one rule for every verb that joins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from bixse.errors import InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Set
 
     from bixse.relevance import Qrels, Ranking
 
@@ -37,13 +37,10 @@ class Unjoined:
     example: object = ""
 
     @classmethod
-    def of(cls, what: str, ids: Collection[Any], known: Container[Any] = ()) -> Unjoined:
+    def of(cls, what: str, ids: Collection[Any], known: Container[Any]) -> Unjoined:
         """Count the `ids` that are not `known`."""
-        count, first = 0, None
-        for name in ids:
-            if name not in known:
-                count, first = count + 1, name if not count else first
-        return cls(what, count, len(ids), first)
+        lost = [name for name in ids if name not in known]
+        return cls(what, len(lost), len(ids), next(iter(lost), ""))
 
     def __str__(self) -> str:
         shown = shorten(self.example)
@@ -73,14 +70,20 @@ def check_joined(
     return warnings
 
 
-def unjoined_judgements(qrels: Qrels, queries: Container[str], missing: Container[str]) -> tuple[Unjoined, Unjoined]:
+def unjoined_judgements(qrels: Qrels, queries: Container[str], missing: Set[str]) -> tuple[Unjoined, Unjoined]:
     """Return the judged queries that are not in `queries`, and the judged documents that are `missing`."""
     documents = dict.fromkeys(name for judged in qrels.values() for name in judged)
-    absent = [name for name in documents if name in missing]
     return (
         Unjoined.of("judged queries are not among the queries", qrels, queries),
-        Unjoined("judged documents are not in the corpus", len(absent), len(documents), next(iter(absent), "")),
+        Unjoined.of("judged documents are not in the corpus", documents, documents.keys() - missing),
     )
+
+
+def unjoined_labels(judge: str, judged: Collection[Any], labelled: Collection[Any]) -> Unjoined:
+    """Return the pairs of the smaller side, a judge's or people's, that the other side lacks."""
+    if len(judged) < len(labelled):
+        return Unjoined.of(f"pairs of {judge} have no human label", judged, labelled)
+    return Unjoined.of(f"human labels are of pairs that {judge} lacks", labelled, judged)
 
 
 def without_relevant(qrels: Qrels) -> Unjoined:
@@ -98,9 +101,7 @@ def unanswered(queries: Collection[str], run: Ranking) -> Unjoined:
 def doubt_ranks(where: str | Path, contradicted: Collection[str], run: Ranking) -> list[str]:
     """Return a warning of the queries that `read_run` found to have ranks of another order than their scores."""
     what = "queries have ranks that contradict their scores, which count, as in trec_eval"
-    return check_joined(
-        where, [Unjoined(what, len(contradicted), len(run), next(iter(contradicted), ""))], "", allowed=True
-    )
+    return check_joined(where, [Unjoined.of(what, run, run.keys() - set(contradicted))], "", allowed=True)
 
 
 def query_counts(counted: int, left_out: int, without_answer: int = 0) -> str:
@@ -133,12 +134,12 @@ class Twins:
         if words and name in self._relevant:
             self._key_of[name] = self._keys[-1]
 
-    def found(self, names: Callable[[], Iterator[str]]) -> Unjoined:
+    def count(self, names: Callable[[], Iterator[str]]) -> Unjoined:
         """Count the twins; `names` yields the ids of all documents again, which only twins need."""
         what = "documents have the text of a relevant one but no judgement, and count as irrelevant"
         alike = np.flatnonzero(np.isin(np.array(self._keys), np.array(list(self._key_of.values()), dtype=np.int64)))
         twins: dict[str, None] = {}
-        if len(alike) > len(self._key_of):
+        if len(alike) > len(set(self._key_of.values())):
             by_key: dict[int, list[str]] = {}
             wanted = set(alike.tolist())
             for row, name in enumerate(islice(names(), int(alike[-1]) + 1)):

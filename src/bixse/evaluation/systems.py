@@ -377,9 +377,9 @@ class RunFileSystem(System):
         answers = {query for part in task.query_sets for query in part.queries if query in run}
         if not answers:
             return warnings  # `search` names a query of both sides
-        found = dict.fromkeys(name for query in answers for name in run[query])
-        known = {name for name, _ in task.documents() if name in found}
-        documents = Unjoined.of("documents of the run are not in the corpus", found, known)
+        named = dict.fromkeys(name for query in answers for name in run[query])
+        known = {name for name, _ in task.documents() if name in named}
+        documents = Unjoined.of("documents of the run are not in the corpus", named, known)
         queries = [unanswered(part.queries, run) for part in task.query_sets]
         fix = "name the run of this collection and split (bixse evaluate --missing-documents drop scores it anyway)"
         allowed = not refuse or task.settings.get("missing_documents") == "drop"

@@ -26,7 +26,7 @@ MEMORY_LIMIT = "256MB"
 """Memory limit of duckdb; larger data goes to files in its folder."""
 TEXTS_AT_ONCE = 20_000
 ID_OF_A_QUERY, ID_OF_A_DOCUMENT = "the id of a query", "an id of the corpus"
-"""What is expected in place of an id that is not among the texts."""
+"""The expected values in place of an id that is not among the texts."""
 _TEXT_COLUMNS = {
     "ordinal": "BIGINT", "row": "BIGINT", "file": "INTEGER", "id": "VARCHAR", "title": "VARCHAR", "text": "VARCHAR",
 }  # fmt: skip

@@ -123,7 +123,7 @@ class Source:
         self._noted = self._scores_aside = self._rows = 0
         self._warnings: list[str] = []
         self._lost: dict[str, tuple[int, str]] = {}
-        """What is expected of an id -> number of rows with an id that is not among the texts, and the first."""
+        """Expected value -> number of rows with an id that is not among the texts, and the first such id."""
         self._find_files()
         self.scale = settings.grade_scale or GradeScale(*(self.form.scale or (0, 1)))
         self.score_map = parse_score_map(settings.score_map) if settings.score_map is not None else None

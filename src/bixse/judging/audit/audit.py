@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from bixse.calibration.reliability import calibration_report
-from bixse.data.joined import Unjoined, check_joined
+from bixse.data.joined import Unjoined, check_joined, unjoined_labels
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.errors import InputError
@@ -121,12 +121,9 @@ def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> Any
 
 def join_labels(judge: Labels, human: Labels) -> list[str]:
     """Warn of pairs of the smaller side that the other side lacks; refuse them if they are most."""
-    judged = judge.grades.keys() | judge.missing.keys()
-    labelled = human.grades.keys() | human.missing.keys()
-    parts = [Unjoined.of(f"human labels are of pairs that {judge.name} lacks", sorted(labelled), judged),
-             Unjoined.of("pairs have no human label", sorted(judged), labelled)]  # fmt: skip
+    judged, labelled = (dict.fromkeys(sorted({**side.grades, **side.missing})) for side in (judge, human))
     fix = "use the ids of the human labels, and labels of the same pairs"
-    return check_joined(judge.path, [min(parts, key=lambda part: part.total)], fix)
+    return check_joined(judge.path, [unjoined_labels(judge.name, judged, labelled)], fix)
 
 
 def query_ids_of(frame: Any) -> list[str]:

@@ -21,7 +21,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 
-from bixse.data.joined import Unjoined, check_joined, unanswered
+from bixse.data.joined import Unjoined, check_joined, unanswered, unjoined_labels
 from bixse.data.trec import ranked
 from bixse.errors import InputError
 from bixse.evaluation.statistics import Floats, interval_bounds, quotient
@@ -140,18 +140,12 @@ def evaluate_few_labels(
         )
     if not runs or not wanted:
         raise InputError("runs: got no run or no metric; expected at least one of each; fix: name what is missing")
-    for name, run in runs.items():
-        if not run.keys() & {query for query, _ in pool.pairs}:
-            raise InputError(
-                f"{name}: got no query that the judge graded; expected queries such as {pool.pairs[0][0]!r}; fix: use "
-                "the grades of this collection"
-            )
     ranks = {name: pool.ranks(run) for name, run in runs.items()}
     contrasts: list[tuple[str, str | None]] = [*((name, None) for name in runs), *combinations(runs, 2)]
     deepest = max(metric.depth for metric in wanted)
     asked = dict.fromkeys(query for query, _ in pool.pairs)
     fix = "use grades, labels and runs of one collection"
-    joined = check_joined("labels", [Unjoined.of("labels are of pairs without a grade", labels, grades)], fix)
+    joined = check_joined("labels", [unjoined_labels("the judge", grades, labels)], fix)
     ungraded = {}
     for name, run in runs.items():
         shown = [(query, hit) for query in asked if query in run for hit in ranked(run[query])[:deepest]]
