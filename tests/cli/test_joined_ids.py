@@ -7,6 +7,8 @@ from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import write_qrels, write_run
 from bixse.errors import InputError
 from bixse.files.rows import write_rows
+from bixse.lab.lab_config import StudyConfig
+from bixse.lab.studies.study_inputs import prepare_inputs
 from helpers.command import call, result_of
 from helpers.toy import ACTIONS
 
@@ -205,3 +207,12 @@ def test_a_run_or_judgements_of_other_ids_are_scored_where_that_is_wanted(files,
     words = (*files.words("evaluate", "")[:-1], files.folder / "dropped", "--missing-documents", "drop")
     assert any("36 of 48 judgements" in warning for warning in result_of(*words).warnings)
     assert any("18 of 24 judged queries have no judgement left" in warning for warning in result_of(*words).warnings)
+
+
+def test_a_study_logs_what_its_collections_leave_out(files, caplog):
+    files.save(corpus=TWIN, qrels=EMPTY)
+    data = {"collection": str(files.collection), "scale": [0, 2], "min_relevant_grade": 1, "shares": [0.5, 0.2, 0.3]}
+    (files.collection / "qrels" / "dev.tsv").unlink()  # one split is divided
+    prepare_inputs(StudyConfig.load(None, {"study": "losses", "model": "demo", "data": data}), files.folder / "study")
+    said = caplog.text
+    assert "toy/test.tsv: 1 of 24 judged queries" in said and "toy/test.tsv: 1 of 31 documents" in said
