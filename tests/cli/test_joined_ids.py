@@ -210,7 +210,7 @@ def test_a_run_or_judgements_of_other_ids_are_scored_where_that_is_wanted(files,
 
 
 def test_a_study_logs_what_its_collections_leave_out(files, caplog):
-    files.save(corpus=TWIN, qrels=EMPTY)
+    files.save(corpus=TWIN, qrels={**QRELS, "q3": {"d3": 0}})
     data = {"collection": str(files.collection), "scale": [0, 2], "min_relevant_grade": 1, "shares": [0.5, 0.2, 0.3]}
     (files.collection / "qrels" / "dev.tsv").unlink()  # one split is divided
     prepare_inputs(StudyConfig.load(None, {"study": "losses", "model": "demo", "data": data}), files.folder / "study")
