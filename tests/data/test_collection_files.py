@@ -63,7 +63,7 @@ def test_split_without_a_relevant_document_is_refused(tmp_path, qrels):
 
 def test_judgements_of_unknown_ids_are_all_named(tmp_path):
     folder = make(tmp_path, qrels=QRELS + "q1\td9\t1\nq9\td8\t1\n")
-    assert faults(load_collection, folder) == [(None, "corpus-id"), (None, "query-id"), (None, "corpus-id")]
+    assert faults(load_collection, folder) == [(None, "corpus-id"), (None, "corpus-id"), (None, "query-id")]
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,8 @@ class SourceSettings(Settings):
     """Names of the columns of a table, for example query=search grade=stars."""
     text_ids: bool = False
     """Make ids from the texts. The default takes the ids of the source."""
+    dedup: bool = False
+    """Write one row per pair of texts (NFKC, case folded), with the mean of the relevances."""
 
     @field_validator("source")
     @classmethod
