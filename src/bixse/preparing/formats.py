@@ -30,7 +30,7 @@ _PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
 DOCUMENT, QUERY = (
     (replace(identifier, unique=False), *texts) for identifier, *texts in (DOCUMENT_COLUMNS, QUERY_COLUMNS)
 )
-"""Columns of the texts that rows name by id. A repeated text is read once; an empty one fails only if a row names it."""
+"""Columns of the texts that rows name by id. A repeated text is read once; an empty one fails if a row names it."""
 
 
 @dataclass(frozen=True)

@@ -175,13 +175,15 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
         names = {"run": "run.trec", "record": "run.json"}
     artifacts = {name: str(out / file) for name, file in names.items()} if out else {}
     text = f"{heading})\n\n{result.collection_text()}"
+    evaluations = (scores[task.name] for scores in result.scores.values())
+    warnings = list(dict.fromkeys(warning for each in evaluations for warning in each.warnings))
     if baseline is None:
-        return CommandResult(text, metrics, artifacts, list(task.warnings))
+        return CommandResult(text, metrics, artifacts, warnings)
     tested = gate(evaluation, baseline, str(settings.fail_if_worse_than), settings.by)
     metrics["gate"] = tested.plain()
     line = f"{systems[0].label} is {tested.text()}"
     errors = [] if tested.passed else [f"got {line}; expected no loss above {settings.by:g}; fix: find what changed"]
-    return CommandResult(f"{text}\n\n{line}", metrics, artifacts, list(task.warnings), errors, 1 - tested.passed)
+    return CommandResult(f"{text}\n\n{line}", metrics, artifacts, warnings, errors, 1 - tested.passed)
 
 
 def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None) -> CommandResult:
@@ -212,7 +214,9 @@ def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path |
     folder = out or (OUT_FOLDER / settings.suite if SUITES[settings.suite].engine == "mteb" else None)
     artifacts = {"results": str(folder / "results.json"), "record": str(folder / "run.json")} if folder else {}
     code = 3 if result.failures else 0
-    return CommandResult(result.text(), result.plain(), artifacts, list(result.notes), exit_code=code)
+    parts = ((name, each) for scores in result.scores.values() for name, each in scores.items())
+    warnings = [f"{name}: {warning}" for name, each in parts for warning in each.warnings]
+    return CommandResult(result.text(), result.plain(), artifacts, [*result.notes, *warnings], exit_code=code)
 
 
 OUT = "Folder for records, runs and figures per query; a stopped command continues there. mteb: runs/evaluation/SUITE."
