@@ -19,16 +19,16 @@ TEXTS_COUNTED = 1000
 """Texts tokenised to count the ones that are too long."""
 
 
-class Sample(NamedTuple):
+class SampledTexts(NamedTuple):
     """Texts, or pairs of texts that a reranker reads together, and the number of those that they stand for."""
 
     texts: Sequence[Any]
     number: int
 
 
-def sampled(texts: Sequence[Any]) -> Sample:
+def sampled(texts: Sequence[Any]) -> SampledTexts:
     """Return every n-th text, 1,000 at most."""
-    return Sample(texts[:: -(-len(texts) // TEXTS_COUNTED) or 1], len(texts))
+    return SampledTexts(texts[:: -(-len(texts) // TEXTS_COUNTED) or 1], len(texts))
 
 
 def check_lengths(model: Any, pairs: GradedPairs, prompts: Mapping[Kind, Sequence[str]] | None = None) -> list[str]:
@@ -40,16 +40,16 @@ def check_lengths(model: Any, pairs: GradedPairs, prompts: Mapping[Kind, Sequenc
     if isinstance(model, CrossEncoder):
         rows, number = sampled(range(len(pairs)))
         texts = zip(pairs.texts("query", rows), pairs.texts("document", rows), strict=True)
-        samples["pairs"] = Sample(list(texts), number)
+        samples["pairs"] = SampledTexts(list(texts), number)
     else:
         for name, kind in KINDS.items():
             rows, number = sampled(pairs.distinct(kind).tolist())
-            samples[name] = Sample(pairs.texts(kind, rows), number)
+            samples[name] = SampledTexts(pairs.texts(kind, rows), number)
     return warn_of_samples(model, samples, prompts)
 
 
 def warn_of_samples(
-    model: Any, samples: Mapping[str, Sample], prompts: Mapping[Kind, Sequence[str]] | None = None
+    model: Any, samples: Mapping[str, SampledTexts], prompts: Mapping[Kind, Sequence[str]] | None = None
 ) -> list[str]:
     """Count the texts of samples ("queries", "documents" or "pairs") that are too long, and warn of them."""
     limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)

@@ -128,6 +128,8 @@ def _convert(
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
         mapping = source.open(folder, faults.of, bar.reached)
         try:
+            if faults.total and record is not None and not settings.skip_invalid:
+                _refuse(source, settings, faults, 0, look=False)  # rows that name these texts would fail too
             with storage_errors(folder):
                 pairs = GradedPairs.from_arrow(_read(source, settings, mapping, faults, files, progress))
             times.append(time.perf_counter())
