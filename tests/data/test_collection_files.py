@@ -74,7 +74,7 @@ def test_judgements_of_unknown_ids_are_counted(tmp_path):
     [
         ("corpus", {"_id": "a b", "text": "x"}, (3, "_id")),
         ("corpus", {"_id": "d1", "text": "again"}, (3, "_id")),
-        ("corpus", {"_id": "d3", "contents": "another name"}, (3, "text")),
+        ("corpus", {"_id": "d3", "words": "another name"}, (3, "text")),
         ("corpus", {"_id": "d3", "title": ["x"], "text": "x"}, (3, "title")),
         ("queries", {"_id": "q1", "text": "again"}, (2, "_id")),
         ("queries", {"_id": "q2", "text": " "}, (2, "text")),
@@ -83,6 +83,14 @@ def test_judgements_of_unknown_ids_are_counted(tmp_path):
 def test_invalid_row_is_named(tmp_path, part, row, where):
     rows = {"corpus": CORPUS, "queries": QUERIES}[part]
     assert faults(load_collection, make(tmp_path, **{part: [*rows, row]})) == [where]
+
+
+@pytest.mark.parametrize(("identifier", "text"), [("id", "contents"), ("docid", "body"), ("doc_id", "passage")])
+def test_names_of_other_tools_are_read(tmp_path, identifier, text):
+    renamed = [{identifier: row["_id"], "title": row["title"], text: row["text"]} for row in CORPUS]
+    folder = make(tmp_path / "renamed", renamed, [{"qid": row["_id"], "query": row["text"]} for row in QUERIES])
+    plain, read = load_collection(make(tmp_path / "plain")), load_collection(folder)
+    assert (read.corpus, read.queries, read.qrels) == (plain.corpus, plain.queries, plain.qrels)
 
 
 def test_documents_without_title_and_text_stay_and_are_counted(tmp_path):

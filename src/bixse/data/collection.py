@@ -25,15 +25,22 @@ if TYPE_CHECKING:
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """The treatment of judgements that name a document which the corpus lacks."""
 DOCUMENT_COLUMNS = (
-    FileColumn("_id", "id", unique=True),
+    # MS MARCO 2 has two ids for a passage: `docid` is that of its document
+    FileColumn("_id", "id", unique=True, other_names=("pid", "docid", "doc_id", "document_id", "id")),
     FileColumn("title", needed=False),
-    FileColumn("text", may_be_empty=True),
+    FileColumn("text", may_be_empty=True, other_names=("contents", "passage", "segment", "body", "document")),
 )
-"""Columns of a corpus. Documents without title and text are valid: published corpora hold some, even judged ones."""
+"""Columns of a corpus, under the names that tools use.
+
+Documents without title and text are valid: published corpora hold some, even judged ones.
+"""
 WORD = re.compile(r"\w+")
 QUOTED_WORDS = 5
 """Shorter queries are names of topics, which relevant documents are expected to hold."""
-QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
+QUERY_COLUMNS = (
+    FileColumn("_id", "id", unique=True, other_names=("qid", "query_id", "id", "topic_id", "question_id")),
+    FileColumn("text", other_names=("query", "question", "title", "query_text")),
+)
 
 
 class Document(NamedTuple):

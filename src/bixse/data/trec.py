@@ -139,8 +139,11 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
     return qrels
 
 
-def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, str, float]]:
-    """Yield row, query id, document id and grade of each judgement of a file; see `read_qrels`."""
+def qrels_rows(path: Path, errors: InvalidFileError, several: bool = False) -> Iterator[tuple[int, str, str, float]]:
+    """Yield row, query id, document id and grade of each judgement of a file; see `read_qrels`.
+
+    Another grade of a pair is an error, unless `several`.
+    """
     is_beir: bool | None = None
     first: dict[tuple[str, str], tuple[int, float]] = {}
     count = 0
@@ -170,7 +173,7 @@ def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
             continue
         query_id, document_id, grade = values
         before, known = first.setdefault((query_id, document_id), (row, grade))
-        if known != grade:
+        if known != grade and not several:
             got = f"{grade:g} where row {before} has {known:g} for query {query_id!r}, document {document_id!r}"
             errors.add(row, "score", got, "one grade per pair", "keep one of the two rows")
             continue

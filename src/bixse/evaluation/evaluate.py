@@ -101,9 +101,10 @@ def evaluate_query_sets(
         runs: Mapping[str, Ranking] = {
             query_set.name: read_run(_folder(record, task, query_set) / RUN_NAME) for query_set in task.query_sets
         }
-        seconds = float(record.results.get("seconds", 0.0))
+        seconds, searched = float(record.results.get("seconds", 0.0)), record.results.get("warnings", ())
     else:
         runs, seconds = _search(system, task, record, progress)
+        searched = system.notes
         _refuse_no_hits(system, runs)
     results = {}
     for query_set in task.query_sets:
@@ -115,8 +116,8 @@ def evaluate_query_sets(
         notes += [f"{system.label}: {silent}{why}"] if silent.count else []
         results[query_set.name] = Evaluation(
             query_set.name, mean(per_query), per_query, run, seconds, reused,
-            (*task.joined, *task.warnings, *doubts, *notes), system.precision, query_set.group or query_set.name,
-            query_counts(silent.total, left_out.count, silent.count),
+            (*task.joined, *task.warnings, *searched, *doubts, *notes), system.precision,
+            query_set.group or query_set.name, query_counts(silent.total, left_out.count, silent.count),
         )  # fmt: skip
     if record is not None:
         files = [_folder(record, task, query_set) / PER_QUERY_NAME for query_set in task.query_sets]
@@ -165,6 +166,8 @@ def _write(record: Run, system: System, task: Task, results: Mapping[str, Evalua
         write_atomically(folder / PER_QUERY_NAME, json.dumps(results[query_set.name].per_query, indent=1) + "\n")
     metrics = {name: evaluation.metrics for name, evaluation in results.items()}
     record.results = {"metrics": metrics if len(metrics) > 1 else next(iter(metrics.values())), "seconds": seconds}
+    if system.notes:
+        record.results["warnings"] = list(system.notes)
     if system.prompts_hash is not None:
         record.results["prompts_hash"] = system.prompts_hash
     record.timings["search"] = seconds

@@ -16,7 +16,7 @@ import torch
 
 from bixse.data.joined import Unjoined, check_joined, doubt_ranks, unanswered
 from bixse.data.trec import ranked, read_run
-from bixse.encoders.encode import embeddings_key, encode_texts
+from bixse.encoders.encode import embeddings_key, encode_and_count
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path, model_hashes
 from bixse.encoders.loading.precision import resolve_precision
@@ -110,7 +110,8 @@ def search_blocks(
     """
     states: list[_Search | _Reranking] = []
     for query_set in task.query_sets:
-        embeddings = encode_texts(store.model, list(query_set.queries.values()), "query")
+        embeddings, is_cut = encode_and_count(store.model, list(query_set.queries.values()), "query")
+        store.count("queries", is_cut)
         if query_set.candidates is None:
             states.append(_Search(query_set, embeddings, depth + task.exclude_self))  # the query itself is removed
         else:
@@ -123,6 +124,8 @@ def search_blocks(
     if len(searches) < len(states):
         partial = None  # reranking is short, and its state is not saved
     done = _restore(partial, searches) if partial is not None else 0
+    if done:
+        store.count("documents", np.full(done, np.nan, dtype=np.float32))
     if progress is not None and done:
         progress(done)
     saved = time.monotonic()
@@ -170,6 +173,8 @@ class System:
     """A hash of the prompts of the last search, or None."""
     why_unanswered: str = ""
     """The usual reason for queries without an answer."""
+    notes: Sequence[str] = ()
+    """Warnings of the last search."""
 
     @property
     def complete(self) -> bool:
@@ -312,7 +317,10 @@ class EncoderSystem(System):
         with self._instructed(task.instructions):
             self.prompts_hash = prompts_hash(self.encoder)
             cache = "none" if self.cache is None and task.count > MOST_CACHED else self.cache
-            return search_blocks(EmbeddingStore(self.encoder, cache), task, depth, partial, progress)
+            store = EmbeddingStore(self.encoder, cache)
+            runs = search_blocks(store, task, depth, partial, progress)
+            self.notes = [f"{self.label}: {warning}" for warning in store.warnings()]
+            return runs
 
     def release(self) -> None:
         """Unload the checkpoint, which is loaded again on demand."""

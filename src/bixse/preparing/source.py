@@ -233,7 +233,8 @@ class Source:
         form, numbers, lines = self.form, [], []
         rows: Iterator[tuple[int, dict[str, Any], int]]
         if form.query_by_id:
-            rows = ((row, dict(zip(QRELS_HEADER, values, strict=True)), 0) for row, *values in qrels_rows(file, errors))
+            judged = qrels_rows(file, errors, several=self.chosen.dedup)
+            rows = ((row, dict(zip(QRELS_HEADER, values, strict=True)), 0) for row, *values in judged)
         else:
             rows = raw_rows(file, errors, form.needed, None if form.optional == ("*",) else form.optional)
         size = position = 0
@@ -338,7 +339,7 @@ def _encoded(number: int, row: dict[str, Any], errors: InvalidFileError) -> str 
 
 def _not_json(value: object) -> dict[str, str]:
     """Return an object for a value of Parquet that JSON lacks: it is neither text nor number nor id."""
-    return {type(value).__name__: str(value)}
+    return {type(value).__name__: shorten(value)}
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, default=_not_json)

@@ -102,7 +102,8 @@ def evaluate_suite(
             scores[shown] = _run_tasks(system, plan, target, settings, progress)
         system.release()
     notes = [chosen.note] if chosen.note else []
-    notes += dict.fromkeys(line for tasks_of in scores.values() for each in tasks_of.values() for line in each.warnings)
+    each_task = [(name, each) for tasks_of in scores.values() for name, each in tasks_of.items()]
+    notes += dict.fromkeys(f"{name}: {line}" for name, each in each_task for line in each.warnings)
     if plan.years and folder is not None:
         notes += trec_notes(folder, plan.years, chosen.engine == "trec-dl-rerank")
     comparisons: list[TestedDifference] = []
