@@ -217,7 +217,9 @@ class Source:
                 errors.add(*astuple(error))
             for expected in (ID_OF_A_QUERY, ID_OF_A_DOCUMENT):
                 lost = {error.row: error.got for error in faults if error.expected == expected}
-                count, first = self._lost.get(expected, (0, next(iter(lost.values()), "").partition(",")[0]))
+                count, first = self._lost.get(
+                    expected, (0, next(iter(lost.values()), "").rpartition(", ")[0].strip('"'))
+                )
                 if lost:
                     self._lost[expected] = count + len(lost), first
             self.statuses.update(table["status"].to_pylist())
