@@ -11,7 +11,6 @@ from bixse.encoders.instructions import prompt_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from bixse.data.graded_pairs import GradedPairs
     from bixse.relevance import Kind
 
 KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}
@@ -31,8 +30,8 @@ def sampled(texts: Sequence[Any]) -> SampledTexts:
     return SampledTexts(texts[:: -(-len(texts) // TEXTS_COUNTED) or 1], len(texts))
 
 
-def check_lengths(model: Any, pairs: GradedPairs, prompts: Mapping[Kind, Sequence[str]] | None = None) -> list[str]:
-    """Warn of texts of pairs that are longer than the model reads, by their share of a sample.
+def check_lengths(model: Any, pairs: Any, prompts: Mapping[Kind, Sequence[str]] | None = None) -> list[str]:
+    """Warn of texts of `GradedPairs` that are longer than the model reads, by their share of a sample.
 
     `prompts` are all that may precede a query or a document; None means those of the model.
     """
