@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
     """Open the judge, then grade or estimate, and return a summary."""
-    from bixse.judging.grade import estimate, grade
+    from bixse.judging.grade import estimate, grade, read_pairs, spending_of
 
-    judge = config.open()
+    pairs = read_pairs(config)
+    # a dry run writes nothing: its known questions are not booked
+    spending = None if options.dry_run else spending_of(options.folder, config.ledger, config.prices)
+    judge = config.open(spending)
     doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
     try:
         if options.dry_run:
-            plan = estimate(config, judge, options.folder)
+            plan = estimate(config, judge, options.folder, pairs)
         else:
-            result = grade(config, judge, options.folder, progress=progress_bar)
+            result = grade(config, judge, options.folder, pairs, progress_bar)
     finally:
         judge.close()
     warnings = [warning for warning in judge.warnings if warning not in doubts]
@@ -114,11 +117,12 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     """Rank the candidates by a judge's grades, and return the metrics of their order."""
     from bixse.evaluation.evaluate import evaluate
     from bixse.evaluation.tasks import collection_task
-    from bixse.judging.rank import JudgeSystem
+    from bixse.judging.grade import spending_of
+    from bixse.judging.rank import GRADES, JudgeSystem
     from bixse.report.table import format_table
 
     task = collection_task(config.collection, config.split, min_relevant_grade=config.min_relevant_grade)
-    judge = config.open()
+    judge = config.open(spending_of(options.folder / GRADES, None, config.prices))
     system = JudgeSystem(config, judge, options.folder, progress_bar)
     try:
         result = evaluate(system, task, options.folder)
@@ -131,7 +135,7 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
         f"{judge.name} ranks {config.collection} ({config.split}, {result.queries}{computed})",
         "",
         format_table([[name, value] for name, value in result.metrics.items()], ["metric", judge.name]),
-        f"{summary.asked} questions asked, {summary.reused} from the ledger, {summary.usd:.4f} US dollars",
+        f"{summary.asked} questions asked, {summary.reused} from the ledger{summary.cost}",
         f"next: bixse evaluate bm25 {run} --collection {config.collection} --split {config.split}",
     ]
     metrics = {**result.metrics, "usd": summary.usd, "precision": result.precision}
