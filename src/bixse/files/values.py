@@ -26,6 +26,7 @@ DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
 DOCUMENT_IDS = ("document_id", "docid", "doc_id", "pid", "corpus-id", "corpus_id")
 """Usual names of a column of document ids."""
 WORD = re.compile(r"[^\W\d_][^{}\[\]]*")
+POSTGRES_ARRAY = re.compile(r"\A\s*\{(.*)\}\s*\Z", re.DOTALL)
 
 
 @dataclass(eq=False)
@@ -139,12 +140,16 @@ class FileColumn:
         return number if self.kind == "number" else int(number if isinstance(exact, str) else exact)
 
     def _numbers(self, value: Any) -> list[float]:
+        fix = "write it as [0.1, 0.9]"
+        if isinstance(value, bytes):  # the bytes do not say their dtype, and another gives other numbers
+            fix += ": numpy.frombuffer(blob, DTYPE).tolist(), with the dtype of the writer, often float32"
         if isinstance(value, str):
+            listed = POSTGRES_ARRAY.sub(r"[\1]", value)
             with suppress(ValueError, RecursionError):
-                value = parse_json(value)
+                value = parse_json(listed)
         numbers = [number_of(item) for item in value] if isinstance(value, list) else [math.nan]
         if not all(map(math.isfinite, numbers)):
-            raise InvalidValueError(shorten(value), self.expected, "write it as [0.1, 0.9]")
+            raise InvalidValueError(shorten(value), self.expected, fix)
         return numbers
 
 
@@ -177,7 +182,7 @@ def normal_form(text: str) -> str:
 def number_hint(value: object, otherwise: str) -> str:
     """Return the fix for a value that is not a number."""
     if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
-        return f"write decimals with a point: {value.strip().replace(',', '.')}"
+        return "write decimals with a point, 0.5"
     if isinstance(value, str) and WORD.fullmatch(value) and value.strip().casefold() not in ("nan", "null", "none"):
         return "give each word its number on the scale, for example with pandas: table['COLUMN'].map({'E': 3, 'I': 0})"
     return otherwise

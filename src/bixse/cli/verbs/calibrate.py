@@ -43,7 +43,7 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
             f"refused, nothing is written: {result.check.finding}; fix: grade more pairs, or save the calibration "
             "with --anyway"
         )
-        return CommandResult(text, metrics, errors=[why], exit_code=1)
+        return CommandResult(text, metrics, warnings=result.warnings(), errors=[why], exit_code=1)
     warnings = [FINISHED_BEFORE] if result.reused else result.warnings()
     return CommandResult(text, metrics, result.artifacts, warnings)
 
