@@ -192,7 +192,7 @@ def number_hint(value: object, otherwise: str) -> str:
 def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
     """Return the fix for a missing column: another spelling, separator or layout, or the command that maps names."""
     if "candidates" in names:
-        return "write one row per candidate, with its texts as 'query' and 'document'"
+        return f"rename or add {column!r}: one row per candidate, with its texts as 'query' and 'document'"
     for name in names:
         if "_".join(name.strip().casefold().replace("-", " ").split()) == column != name:
             return f"rename {name!r} to {column!r}: names are compared letter by letter"
