@@ -31,6 +31,16 @@ def test_only_a_new_folder_or_one_of_hidden_files_is_opened(tmp_path):
         assert caught.value.where == str(path)
 
 
+def test_setting_that_left_at_its_default_is_of_the_same_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("bixse.data.run.LEFT", {"depth": 3, "teacher": None})
+    finish(tmp_path, {**CONFIG, "depth": 3, "teacher": None, "loss": {"depth": 3.0}})
+    assert open_run(tmp_path, "train", CONFIG, INPUTS).status == "finished"
+    finish(tmp_path / "other", {**CONFIG, "loss": {"depth": 4}})
+    with pytest.raises(OutputExistsError) as caught:
+        open_run(tmp_path / "other", "train", CONFIG, INPUTS)
+    assert "loss.depth (was 4, which bixse 1.0.0rc1 alone has)" in caught.value.got
+
+
 def test_finished_run_with_the_same_settings_is_reused(tmp_path):
     finish(tmp_path, ndcg=0.5)
     record = open_run(tmp_path, "train", dict(reversed(CONFIG.items())), INPUTS)

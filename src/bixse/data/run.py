@@ -134,14 +134,24 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(earlier)
 
 
+LEFT: Mapping[str, Any] = {}
+"""Setting that an earlier version had -> the default it had. A record that holds the default is of the same run."""
+LAST_VERSION = "1.0.0rc1"
+"""The last version that has the settings in `LEFT`."""
+
+
 def _changes(earlier: Mapping[str, Any], record: Run) -> str:
     if earlier["command"] != record.command:
         return f"`bixse {earlier['command']}`, now `bixse {record.command}`"
     before = _identity(earlier["config"], earlier["inputs"], record.paths)
     now = _identity(record.config, record.inputs, record.paths)
     (old, new), (read_before, read_now) = ((before[part], now[part]) for part in ("config", "inputs"))
+    left = {name: name.rpartition(".")[2] for name in old.keys() - new.keys() if name.rpartition(".")[2] in LEFT}
+    old = {name: value for name, value in old.items() if name not in left or value != LEFT[left[name]]}
     words = [
-        f"{name} (was {_shown(old, name)}, now {_shown(new, name)})"
+        f"{name} (was {_shown(old, name)}, "
+        + (f"which bixse {LAST_VERSION} alone has" if name in left else f"now {_shown(new, name)}")
+        + ")"
         for name in sorted({**old, **new})
         if old.get(name) != new.get(name)
     ]
