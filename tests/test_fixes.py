@@ -134,7 +134,7 @@ def test_query_with_its_candidates_is_one_row_per_candidate(toy, verb):
     row = {"query": {"text": "rye bread", "qid": "q1"}, "candidates": [{"docid": "d0", "doc": {"text": "rye bread"}}]}
     (toy / "retrieved.jsonl").write_text(json.dumps(row))
     error = error_of(*verb, "retrieved.jsonl", "--out", "out")
-    assert "one row per candidate" in error.fix and str(error).count("row 1") == 1
+    assert "one row per candidate" in error.fix and str(error).count("; fix:") == 1
     pairs = [{"query": row["query"]["text"], "document": doc["doc"]["text"]} for doc in row["candidates"]]
     (toy / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     assert len(load_pairs("pairs.jsonl")) == 1
