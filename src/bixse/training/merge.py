@@ -82,9 +82,9 @@ class MergeResult:
         merged = [change for change in self.changes if change.role == "guard" and change.model == "merged"]
         return all(change.mean >= -self.tolerance for change in merged)
 
-    def dev(self, point: MergePoint) -> float:
-        """Return the mean nDCG@10 over the dev collections at a scored weight."""
-        return float(np.mean([point.scores[name] for name in self._of("dev")]))
+    def dev(self, weight: float) -> float | None:
+        """Return the mean nDCG@10 over the dev collections at a scored weight, or None."""
+        return next((self._dev(point) for point in self.points if point.weight == weight), None)
 
     def warnings(self) -> list[str]:
         """Warn of a guard collection that no weight keeps, and of a weight that dev has not chosen."""
@@ -125,7 +125,7 @@ class MergeResult:
         if self.candidates < 2:
             return []
         curve = ", ".join(
-            f"{point.weight:g}: {self.dev(point):.4f}"
+            f"{point.weight:g}: {self._dev(point):.4f}"
             + (f" ({-point.below_best:+.4f}, {point.error:.4f})" if point.error > 0 else "")
             for point in self.points
         )
@@ -136,11 +136,11 @@ class MergeResult:
         chosen = next(point for point in self.points if point.weight == self.weight)
         # a higher point that the guard left out, which the curve shows
         out = [point for point in self.points if point.weight > 0 and not self._keeps(point)]
-        better = max(out, key=self.dev, default=None)
-        if better is not None and self.dev(better) > self.dev(chosen):
+        better = max(out, key=self._dev, default=None)
+        if better is not None and self._dev(better) > self._dev(chosen):
             lines.append(
                 f"guard leaves out {', '.join(f'{point.weight:g}' for point in out)}: {better.weight:g}, with "
-                f"{self.dev(better):.4f} on dev, loses {self._worst_guard(better)}, more than {self.tolerance:g}"
+                f"{self._dev(better):.4f} on dev, loses {self._worst_guard(better)}, more than {self.tolerance:g}"
             )
         best = f"is the best candidate on dev{guarded}, and no smaller one lies within one standard error of it"
         near = "is the smallest candidate within one standard error of the best: it changes the base model least"
@@ -150,6 +150,9 @@ class MergeResult:
     def _undecided_line(self) -> str:
         nearest = f", the candidate nearest to {HALF:g} that keeps guard" * (self.weight != HALF)
         return f"dev has not chosen ({self.undecided}): {self.weight:g} is taken{nearest}"
+
+    def _dev(self, point: MergePoint) -> float:
+        return float(np.mean([point.scores[name] for name in self._of("dev")]))
 
     def _of(self, role: Role) -> list[str]:
         return list(dict.fromkeys(change.collection for change in self.changes if change.role == role))
