@@ -36,7 +36,7 @@ from bixse.encoders.encode import TEXTS_PER_BLOCK, by_length, encode_texts
 from bixse.encoders.loading.build import build_encoder, no_library_bars
 from bixse.encoders.loading.precision import autocast, resolve_precision, use_precision
 from bixse.evaluation.evaluate import Evaluation, evaluate
-from bixse.evaluation.statistics import paired_bootstrap
+from bixse.evaluation.statistics import paired_difference
 from measuring import OUT, Option, bare_products, in_turn, linear_shapes, middle, options, ratios, show, timed
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ def ndcg_columns(evaluations: Mapping[str, Evaluation], name: str) -> dict[str, 
     names = ("ndcg", "ndcg_change", "ndcg_low", "ndcg_high")
     if name not in evaluations:
         return dict.fromkeys(names, "")
-    change = paired_bootstrap(evaluations[name].per_query["ndcg@10"], evaluations[PLAIN].per_query["ndcg@10"])
+    change = paired_difference(evaluations[name].per_query["ndcg@10"], evaluations[PLAIN].per_query["ndcg@10"])
     figures = (evaluations[name].metrics["ndcg@10"], change.mean, change.low, change.high)
-    return dict(zip(names, (round(figure, 4) for figure in figures), strict=True))
+    return dict(zip(names, ("" if figure is None else round(figure, 4) for figure in figures), strict=True))
 
 
 def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:

@@ -23,21 +23,22 @@ VERDICT_IN_A_SENTENCE: dict[Verdict, str] = {  # between the names of two system
 }
 Interval: TypeAlias = tuple[float, float]
 Bounds: TypeAlias = tuple[float | None, float | None]
-"""Ends of an interval; None for fewer than 10 queries, and if the queries show no variance."""
-INTERVAL_FROM = 10
-"""Number of queries from which a figure has an interval."""
-VERDICT_FROM = 20
-"""Number of queries, or of units of the smallest class, from which a figure has a verdict and a threshold is chosen."""
+"""Ends of an interval; None for too few queries, and if the queries show no variance."""
+QUERIES_FROM = 40
+"""Number of queries from which a mean over queries has an interval and a verdict: below it, stated 95 % intervals of
+skewed differences miss too often (docs/reference/evaluation.md has the simulation)."""
+UNITS_FROM = 20
+"""Number of units per class (labels of a kappa or a rate, queries of a chosen threshold) from which it has one."""
 
 
-def too_few(units: int, name: str = "queries") -> str:
+def too_few(units: int, name: str = "queries", least: int = QUERIES_FROM) -> str:
     """Return why a sample carries no verdict, or "" if it does: the one rule for every verdict, gate and choice.
 
     Example:
-        >>> too_few(7), too_few(20)
-        ('7 queries; at least 20', '')
+        >>> too_few(7), too_few(40), too_few(7, "relevant pairs", UNITS_FROM)
+        ('7 queries; at least 40', '', '7 relevant pairs; at least 20')
     """
-    return "" if units >= VERDICT_FROM else f"{units} {name}; at least {VERDICT_FROM}"
+    return "" if units >= least else f"{units} {name}; at least {least}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Difference:
     mean: float
     """A mean above 0 means that a is better."""
     low: float | None
-    """Ends of the interval; None for fewer than 10 queries, and if all differences are equal: they show no variance."""
+    """Ends of the interval; None for fewer than 40 queries, and if all differences are equal: they show no variance."""
     high: float | None
     p_value: float | None
     """Two-sided p-value of no difference; 1 if all differences are 0; None if there is no interval."""
@@ -66,16 +67,27 @@ class Difference:
     @property
     def verdict(self) -> Verdict:
         """Return the verdict of the interval: "no difference" if it holds 0, or if every difference is 0."""
-        if self.mean == 0 and self.p_value == 1 and (self.low is None or self.low == self.high):
+        if self.p_value == 1 and self.low is None:  # every difference is 0
             return "no difference"
-        return IntervalEstimate(self.mean, self.low, self.high, self.queries).verdict()
+        return "cannot tell" if self.few else IntervalEstimate(self.mean, self.low, self.high).verdict()
 
     @property
     def few(self) -> str:
-        """Return why the sample carries no verdict, for example "7 queries; at least 20"; "" if it carries one."""
-        if self.verdict != "cannot tell":
+        """Return why the sample carries no verdict, for example "7 queries; at least 40"; "" if it carries one."""
+        if self.p_value == 1 and self.low is None:
             return ""
-        return too_few(self.queries) or f"{self.queries} queries, all with the same difference"
+        same = f"{self.queries} queries with one and the same difference"
+        return too_few(self.queries) or (same if self.low is None or self.low == self.high else "")
+
+    def figures(self) -> str:
+        """Return the difference of nDCG@10 with its interval, or with the reason why it has none.
+
+        Example:
+            >>> Difference(mean=0.1, low=None, high=None, p_value=None, queries=7).figures()
+            'nDCG@10 +0.100, 7 queries; at least 40'
+        """
+        ends = "" if self.low is None else f", 95 % interval {self.low:+.3f} to {self.high:+.3f}"
+        return f"nDCG@10 {self.mean:+.3f}{ends}, {self.few or f'{self.queries} queries'}"
 
 
 @dataclass(frozen=True)
@@ -95,15 +107,13 @@ class IntervalEstimate:
     value: float | None
     low: float | None = None
     high: float | None = None
-    units: int | None = None
-    """Number of queries, or of units of the smallest class, behind the value; None if another rule counts them."""
+    few: str = ""
+    """Reason why a value has no interval, for example "7 queries; at least 40"."""
 
     def verdict(self, lower_is_better: bool = False) -> Verdict:
-        """Return the verdict on a difference: "no difference" if the interval holds 0; see `too_few`."""
+        """Return the verdict on a difference: "no difference" if the interval holds 0, "cannot tell" without one."""
         if self.low is None or self.high is None or self.low == self.high:
-            return "cannot tell"  # no interval, or one without width, which says nothing about other queries
-        if self.units is not None and too_few(self.units):
-            return "cannot tell"
+            return "cannot tell"  # an interval without width says nothing about other queries
         if not (self.low > 0 or self.high < 0):
             return "no difference"
         return "better" if (self.low > 0) != lower_is_better else "worse"
@@ -145,9 +155,10 @@ class CalibrationReport:
     @property
     def against_base_rate(self) -> Verdict:
         """Compare the interval of the Brier score with the constant's score; lower is better."""
+        if self.units is not None and too_few(self.units, least=UNITS_FROM):
+            return "cannot tell"
         low, high = (None if bound is None else bound - self.base_rate_brier for bound in self.brier_interval)
-        units = self.queries if self.units is None else self.units
-        return IntervalEstimate(self.brier, low, high, units).verdict(lower_is_better=True)
+        return IntervalEstimate(self.brier, low, high).verdict(lower_is_better=True)
 
 
 @dataclass(frozen=True)

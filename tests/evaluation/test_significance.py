@@ -4,13 +4,17 @@ import scipy.stats
 
 from bixse.errors import InputError
 from bixse.evaluation.statistics import (
-    bootstrap_mean,
+    SKEWED_SHARE,
     holm,
-    paired_bootstrap,
+    jackknife_estimate,
+    mean_difference,
+    mean_estimate,
+    paired_difference,
     query_draws,
     randomisation_test,
 )
 from bixse.report.table import format_verdict
+from bixse.results import QUERIES_FROM
 
 
 def systems(seed, queries=60, shift=0.05):
@@ -21,48 +25,102 @@ def systems(seed, queries=60, shift=0.05):
     return dict(zip(ids, other, strict=True)), dict(zip(ids, base, strict=True))
 
 
+def of(differences):
+    ids = [f"q{number:03}" for number in range(len(differences))]
+    return dict(zip(ids, np.asarray(differences, dtype=float) + 0.0, strict=True)), dict.fromkeys(ids, 0.0)
+
+
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
-def test_interval_agrees_with_scipy(confidence):
-    a, b = systems(0)
-    ours = paired_bootstrap(a, b, samples=20_000, confidence=confidence)
-    differences = np.array([a[q] - b[q] for q in a])
-    oracle = scipy.stats.bootstrap(
-        (differences,), np.mean, n_resamples=20_000, confidence_level=confidence, method="percentile", rng=99
-    ).confidence_interval
-    spread = 0.12 * differences.std() / np.sqrt(len(differences))
-    assert ours.mean == pytest.approx(differences.mean(), abs=1e-15)
-    assert (ours.low, ours.high) == pytest.approx((oracle.low, oracle.high), abs=spread)
-    assert (ours.queries, ours.confidence) == (60, confidence)
+def test_symmetric_differences_have_students_t(confidence):
+    half = np.random.default_rng(0).normal(0.05, 0.2, 30)
+    differences = np.concatenate([half, 0.1 - half])  # skewness 0
+    ours, oracle = paired_difference(*of(differences), confidence), scipy.stats.ttest_1samp(differences, 0.0)
+    assert (ours.low, ours.high) == pytest.approx(tuple(oracle.confidence_interval(confidence)))
+    assert (ours.p_value, ours.queries, ours.confidence) == (pytest.approx(oracle.pvalue), 60, confidence)
 
 
-@pytest.mark.parametrize(("queries", "few"), [(5, True), (29, True), (30, False)])
-def test_few_queries_have_students_t_and_say_so(queries, few):
-    a, b = systems(0, queries=queries)
-    ours = paired_bootstrap(a, b)
-    oracle = scipy.stats.ttest_rel(list(a.values()), list(b.values()))
-    interval = oracle.confidence_interval(0.95)
-    assert ours.few == few
-    assert ((ours.low, ours.high, ours.p_value) == pytest.approx((*interval, oracle.pvalue))) == few
-    assert ("few" in format_verdict(ours)) == few
+def test_skewed_differences_reach_further_on_the_long_side_by_halls_formula():
+    differences = np.random.default_rng(1).beta(0.3, 2, 50)
+    ours, n = paired_difference(*of(differences)), len(differences)
+    s, t = differences.std(ddof=1), scipy.stats.t.ppf(0.975, n - 1)
+    gamma = n * ((differences - differences.mean()) ** 3).mean() / n / s**3
+    hall = [  # inverse of T + gamma T^2 / (3 sqrt n) + gamma^2 T^3 / (27 n) + gamma / (6 sqrt n), by a root finder
+        scipy.optimize.brentq(
+            lambda x, q=q: x + gamma * x**2 / 3 / n**0.5 + gamma**2 * x**3 / 27 / n + gamma / 6 / n**0.5 - q, -50, 50
+        )
+        for q in (t, -t)
+    ]
+    low, high = ((1 - SKEWED_SHARE) * q + SKEWED_SHARE * x for q, x in zip((t, -t), hall, strict=True))
+    mean, error = differences.mean(), s / n**0.5
+    assert ours.low == pytest.approx(min(mean - t * error, mean - low * error))
+    assert ours.high == pytest.approx(max(mean + t * error, mean - high * error))
+    assert ours.high - mean > 1.1 * t * error
 
 
-def test_few_queries_of_several_tasks_have_welchs_interval():
+def test_several_tasks_have_welchs_interval():
     generator = np.random.default_rng(4)
-    first, second = generator.normal(size=7), generator.normal(0.5, 3, size=11)
-    found = bootstrap_mean([first, second, np.array([2.0])], [1.0, -1.0, 0.5])
+    halves = generator.normal(size=25), generator.normal(0.5, 3, size=30)
+    first, second = (np.concatenate([half, -half]) for half in halves)
+    found = mean_difference([first, second, np.array([2.0])], [1.0, -1.0, 0.5])
     oracle = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((oracle.low + 1, oracle.high + 1))
 
 
-def test_the_interval_of_few_queries_covers_the_truth():
-    # three of five queries do not differ; resampled intervals would cover .81
-    generator = np.random.default_rng(0)
-    ids, covered = [f"q{number}" for number in range(10)], 0
-    for _ in range(1000):
-        differences = np.where(generator.random(10) < 0.6, 0.0, generator.normal(0.05, 0.25, 10))
-        found = paired_bootstrap(dict(zip(ids, differences, strict=True)), dict.fromkeys(ids, 0.0), samples=200)
-        covered += found.low <= 0.02 <= found.high
-    assert covered / 1000 > 0.9
+@pytest.mark.parametrize("queries", [1, 2, 7, QUERIES_FROM - 1])
+def test_few_queries_have_an_estimate_and_no_interval_nor_verdict(queries):
+    found = paired_difference(*systems(0, queries=queries))
+    assert (found.low, found.high, found.p_value, found.verdict) == (None, None, None, "cannot tell")
+    assert found.few == f"{queries} queries; at least {QUERIES_FROM}" and found.few in format_verdict(found)
+
+
+@pytest.mark.parametrize("queries", [3, 80])
+def test_equal_differences_have_no_interval(queries):
+    """A metric that another order of summation changes by an ulp is equal, and 0 is no difference."""
+    sums = 0.1 * 3 + np.zeros(queries), 0.3 + np.zeros(queries)
+    assert sums[0][0] != sums[1][0]
+    zero, same = (
+        paired_difference(*(dict(enumerate(side)) for side in pair)) for pair in (sums, (sums[0], sums[0] / 2))
+    )
+    assert (zero.mean, zero.low, zero.high, zero.verdict, zero.few) == (0.0, None, None, "no difference", "")
+    assert (same.low, same.high, same.verdict) == (None, None, "cannot tell")
+    assert same.mean == pytest.approx(0.15) and str(queries) in same.few
+
+
+@pytest.mark.parametrize("population", ["sixty of a hundred are 0", "one in five gains", "one in ten gains"])
+def test_the_stated_interval_covers_92_to_98_percent(population):
+    generator, covered, runs = np.random.default_rng(0), 0, 1000
+    for _ in range(runs):
+        gains, rest = generator.uniform(0.2, 1, QUERIES_FROM), generator.random(QUERIES_FROM)
+        noise = generator.normal(0, 0.02, QUERIES_FROM)
+        differences, truth = {
+            "sixty of a hundred are 0": (np.where(rest < 0.6, 0.0, 0.05 + 12 * noise), 0.02),
+            "one in five gains": (np.where(rest < 0.2, gains, noise), 0.12),
+            "one in ten gains": (np.where(rest < 0.1, gains, noise), 0.06),
+        }[population]
+        found = paired_difference(*of(differences))
+        covered += found.low <= truth <= found.high
+    assert 0.92 - 0.015 < covered / runs < 0.98 + 0.01  # two standard errors of 1,000 runs
+
+
+def test_the_mean_over_pairs_of_queries_is_a_ratio():
+    sizes = np.random.default_rng(0).integers(1, 6, 50)
+    query_ids = [f"q{number}" for number, size in enumerate(sizes) for _ in range(size)]
+    values = np.random.default_rng(1).random(len(query_ids)) ** 3
+    found, error = mean_estimate(values, query_ids), 0.0
+    sums = np.array([values[np.array(query_ids) == f"q{number}"].sum() for number in range(50)])
+    left_out = (values.sum() - sums) / (len(values) - sizes)  # the jackknife is another estimate of its scatter
+    error = np.sqrt(49 / 50 * ((left_out - left_out.mean()) ** 2).sum())
+    assert found.value == values.mean()
+    assert found.high - found.low == pytest.approx(2 * 2.01 * error, rel=0.1)
+    assert mean_estimate(np.ones(60), [f"q{n}" for n in range(60)]).low is None
+
+
+def test_the_jackknife_of_a_mean_is_its_interval():
+    values = np.random.default_rng(2).random(45)
+    found, mean = jackknife_estimate(values.mean(), (values.sum() - values) / 44), paired_difference(*of(values))
+    assert (found.low, found.high) == pytest.approx((mean.low, mean.high))
+    assert jackknife_estimate(0.4, np.array([0.3, np.nan] * 20)).low is None
+    assert jackknife_estimate(0.4, values, "6 queries; at least 20").few == "6 queries; at least 20"
 
 
 def test_small_randomisation_test_is_exact_and_a_drawn_one_agrees():
@@ -86,20 +144,22 @@ def test_blocks_of_many_queries_cover_all_samples():
 def test_same_seed_same_numbers_whatever_the_order():
     a, b = systems(1)
     backwards = dict(reversed(a.items()))
-    assert paired_bootstrap(a, b, samples=500) == paired_bootstrap(backwards, b, samples=500)
-    assert paired_bootstrap(a, a, samples=500).p_value == randomisation_test(a, a, samples=500) == 1.0
-    assert paired_bootstrap(a, b, samples=500) != paired_bootstrap(a, b, samples=500, seed=1)
+    assert paired_difference(a, b) == paired_difference(backwards, b)
+    assert paired_difference(a, a).p_value == randomisation_test(a, a, samples=500) == 1.0
     assert randomisation_test(a, b, samples=500) == randomisation_test(backwards, b, samples=500)
 
 
-def test_p_value_and_verdict_say_the_same():
+@pytest.mark.parametrize("power", [1, 3])
+def test_the_p_value_inverts_the_interval(power):
     seen = set()
-    for seed in range(30):
+    for seed in range(40):
         a, b = systems(seed, shift=0.02 * (seed % 5 - 2))
-        difference = paired_bootstrap(a, b, samples=2000)
+        differences = {query: np.sign(a[query] - b[query]) * abs(a[query] - b[query]) ** power for query in a}
+        difference = paired_difference(differences, dict.fromkeys(a, 0.0))
         seen.add(difference.verdict)
-        if abs(difference.p_value - 0.05) > 0.003:
-            assert (difference.verdict != "no difference") == (difference.p_value < 0.05)
+        if 1e-9 < difference.p_value < 0.9:
+            at_p = paired_difference(differences, dict.fromkeys(a, 0.0), confidence=1 - difference.p_value)
+            assert min(abs(at_p.low), abs(at_p.high)) == pytest.approx(0.0, abs=1e-6)
     assert seen == {"better", "no difference", "worse"}
 
 
@@ -110,14 +170,15 @@ AB, B = {"q1": 1.0, "q2": 1.0}, {"q1": 1.0, "q2": 0.0}
     ("a", "b", "options", "message"),
     [
         ({"q1": 1.0, "q2": 1.0}, {"q1": 1.0}, {}, "such as 'q2'"),
-        ({"q1": 1.0}, {"q1": 0.0}, {}, "at least 2"),
+        ({}, {}, {}, "got none"),
         ({"q1": 1.0, "q2": float("nan")}, {"q1": 1.0, "q2": 0.0}, {}, "query 'q2'"),
         (AB, B, {"samples": 0}, "samples: got 0"),
         *((AB, B, {"confidence": value}, "confidence: got") for value in (0.0, 1.0, 95, float("nan"))),
     ],
 )
 def test_unusable_input_is_refused(a, b, options, message):
-    for test in (paired_bootstrap, randomisation_test)[: 1 if "confidence" in options else 2]:
+    tests = (paired_difference, randomisation_test)
+    for test in tests[:1] if "confidence" in options else tests[1:] if "samples" in options else tests:
         with pytest.raises(InputError, match=message):
             test(a, b, **options)
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from sklearn.metrics import brier_score_loss, cohen_kappa_score, confusion_matrix
 
 from bixse.errors import InputError
-from bixse.evaluation.statistics import query_draws
+from bixse.evaluation.statistics import jackknife_estimate
 from bixse.judging.audit import agreement
 from bixse.judging.audit.agreement import counts_by_query
 from bixse.judging.audit.audit import audit, first_relevant, render_audit
@@ -47,7 +47,7 @@ def judges():
 
 @pytest.fixture(scope="module")
 def report(human, judges):
-    return audit(judges, human, samples=300)
+    return audit(judges, human)
 
 
 def test_judges_that_cannot_be_compared_are_refused():
@@ -76,7 +76,7 @@ def test_measures_are_over_pairs_with_a_grade_on_both_sides():
     people = labels("h", pairs([0, 1, 2, 3, 0, 3]))
     grades = pairs([0, 1, 1, 3])
     judge = labels("j", {**grades, ("q9", "d9"): 3.0}, missing={("q0", "d4"): "refused", ("q8", "x"): "failed"})
-    found = audit([judge], people, samples=20).judges[0]
+    found = audit([judge], people).judges[0]
     assert (found.pairs, found.without_grade, found.human_only, found.judge_only) == (4, 1, 1, 1)
     assert found.statuses == {"graded": 5, "refused": 1, "failed": 1}
     assert found.measures["exact"].value == 0.75
@@ -98,16 +98,17 @@ def test_figures_equal_scikit_learn(human, judges, report):
     assert found.against_constant.value == pytest.approx(expected)
     for row in found.by_grade:
         assert row.relevant == pytest.approx((people >= 2)[grades == row.grade].mean())
-        assert row.low < row.relevant < row.high or row.relevant in (0, 1)
+        assert (row.low is None) == (row.pairs < 20)
+        assert row.low is None or row.low < row.relevant < row.high or row.relevant in (0, 1)
 
 
 def test_a_judge_on_another_scale_is_mapped():
     people = pairs([0, 1, 2, 3] * 3, queries=4)
     five = labels("j", {pair: 1 + 4 / 3 * grade for pair, grade in people.items()}, GradeScale(1, 5))
-    found = audit([five], labels("h", people), samples=20).judges[0]
+    found = audit([five], labels("h", people)).judges[0]
     assert found.measures["exact"].value == found.measures["spearman"].value == 1.0
     near = labels("j", {pair: grade - 0.5 * (grade == 1) - 0.4 * (grade == 3) for pair, grade in people.items()})
-    measures = audit([near], labels("h", people), samples=20).judges[0].measures
+    measures = audit([near], labels("h", people)).judges[0].measures
     assert measures["exact"].value == 1.0, "a grade counts as the nearest level"
     assert found.calibration.brier == pytest.approx(2 / 4 * (1 / 3) ** 2)  # grades 1 and 2 of 0 to 3: z = 1/3 and 2/3
 
@@ -124,7 +125,7 @@ def test_the_worst_pairs_come_first(report):
 def test_published_kappas_are_reproduced():
     people = read_labels(PUBLISHED / "human.qrels.txt", SCALE)
     found = [read_labels(path, SCALE) for path in sorted((PUBLISHED / "judges").glob("*.txt"))]
-    report = audit(found, people, samples=50)
+    report = audit(found, people)
     kappas = {judge.name: round(judge.measures["kappa"].value, 4) for judge in report.judges}
     assert report.human_pairs == 4423
     assert kappas["willia-umbrela1"] == 0.2863 and kappas["Olz-gpt4o"] == 0.2625
@@ -147,7 +148,7 @@ def page_of(report, warnings=(), **texts):
 def test_every_text_from_data_is_escaped(human, judges):
     bad = ImpossibleLabel(EVIL, 1, EVIL, EVIL, 10.0)
     evil = replace(judges[0], name=EVIL, path=EVIL, missing={("q0", "x"): EVIL}, impossible=(bad,))
-    report = audit([evil], human, samples=20)
+    report = audit([evil], human)
     first = report.judges[0].worst_pairs[0]
     texts = {"queries": {first.query_id: EVIL}, "documents": {first.document_id: f"`{EVIL}`"}}
     page = page_of(report, [f"see `{EVIL}`"], **texts)
@@ -181,14 +182,30 @@ def value(measure, human, judged, query_ids, levels=LEVELS):
     return float(measure(counts_by_query(np.array(human), np.array(judged), query_ids, levels).total))
 
 
-def test_resamples_without_a_value_are_left_out_of_the_interval():
+@pytest.mark.parametrize("queries", [2, 6, 19])
+def test_few_queries_or_labels_of_a_class_have_no_interval_and_no_verdict(queries):
+    people = pairs([0, 3] * 60, queries=queries)
+    judge = labels("j", {pair: grade if number % 5 else 3 - grade for number, (pair, grade) in enumerate(people.items())})
+    report = audit([judge], labels("h", people))
+    found = report.judges[0]
+    for name in ("kappa", "exact", "binary_kappa", "kendall"):
+        assert found.measures[name].low is None and f"{queries} queries; at least 20" in found.measures[name].few
+    assert f"{queries} queries" in found.verdict and "chance" not in found.verdict
+    text = page_of(report, report.warnings()).text
+    assert found.verdict in text and str(found.measures["kappa"].few) in report.warnings()[-1]
+    rare = pairs([0] * 100 + [3] * 19, queries=40)
+    assert audit([labels("j", rare)], labels("h", rare)).judges[0].measures["kappa"].few == "19 relevant pairs; at least 20"
+
+
+def test_a_judge_that_agrees_in_all_pairs_has_no_interval():
+    people = pairs([0, 1, 2, 3] * 30, queries=40)
+    kappa = audit([labels("j", people)], labels("h", people)).judges[0].measures["kappa"]
+    assert (kappa.value, kappa.low, kappa.verdict()) == (pytest.approx(1.0), None, "cannot tell")
+
+
+def test_a_measure_without_a_value_is_undefined():
     counts = counts_by_query(np.ones(4), np.ones(4), ["a", "a", "b", "b"], LEVELS)
-    assert counts.estimates({"kappa": agreement.cohen_kappa()}, 50, 0)["kappa"] == IntervalEstimate(None)
-    human, judged, ids = np.array([0.0, 0, 3, 3]), np.array([0.0, 0, 3, 0]), ["a", "a", "b", "b"]
-    counts = counts_by_query(human, judged, ids, LEVELS)
-    found = counts.estimates({"kappa": agreement.cohen_kappa()}, 200, 0)["kappa"]
-    assert found.value == pytest.approx(0.5)
-    assert found.low is not None and found.low <= 0.5 <= found.high
+    assert counts.estimates({"kappa": agreement.cohen_kappa()}, "")["kappa"] == IntervalEstimate(None)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -212,18 +229,31 @@ def test_measures_equal_scikit_learn_scipy_and_krippendorff(seed):
     assert tau == pytest.approx(scipy.stats.kendalltau(human, judged).statistic, abs=1e-12)
 
 
-def test_intervals_equal_plain_resampling_of_whole_queries(monkeypatch):
-    monkeypatch.setattr(agreement, "_BLOCK_SIZE", 50)  # the tables of three resamples
-    human, judged, ids = some_grades(3, pairs=60)
-    found = counts_by_query(human, judged, ids, LEVELS).estimates({"k": agreement.cohen_kappa()}, 300, seed=5)["k"]
-    names = sorted(set(ids))
-    members = [np.flatnonzero(np.array(ids) == name) for name in names]
-    drawn = []
-    for block in query_draws(len(names), 300, 5):
-        for times in block.astype(int):
-            rows = np.concatenate([np.repeat(pairs, count) for pairs, count in zip(members, times, strict=True)])
-            drawn.append(cohen_kappa_score(human[rows], judged[rows], labels=LEVELS))
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
+def test_intervals_are_those_of_leaving_out_whole_queries(monkeypatch):
+    monkeypatch.setattr(agreement, "_BLOCK_SIZE", 50)  # three tables at once
+    human, judged, ids = some_grades(3, pairs=200)
+    found = counts_by_query(human, judged, ids, LEVELS).estimates({"k": agreement.cohen_kappa()}, "")["k"]
+    rows = [np.array(ids) != name for name in sorted(set(ids))]
+    left_out = [cohen_kappa_score(human[kept], judged[kept], labels=LEVELS) for kept in rows]
+    oracle = jackknife_estimate(cohen_kappa_score(human, judged, labels=LEVELS), np.array(left_out))
+    assert (found.value, found.low, found.high) == pytest.approx((oracle.value, oracle.low, oracle.high))
+
+
+@pytest.mark.parametrize("pairs_per_query", [5, 10])
+def test_the_stated_interval_of_kappa_covers_92_to_98_percent(pairs_per_query):
+    """20 queries whose pairs are alike, and at least 20 labels per class."""
+    generator, kappa = np.random.default_rng(0), {"k": agreement.cohen_kappa(2)}
+
+    def graded(queries):
+        query = np.repeat(np.arange(queries), pairs_per_query)
+        latent = generator.normal(1.5, 1.2, len(query)) + generator.normal(0, 0.8, queries)[query]
+        noise = generator.normal(0, 0.7, len(query)) * np.exp(generator.normal(0, 0.5, queries))[query]
+        human, judge = (np.clip(np.round(side), 0, 3) for side in (latent, latent + noise))
+        return counts_by_query(human, judge, [f"q{number}" for number in query], LEVELS)
+
+    truth, runs = graded(20_000).values(kappa)["k"], 400
+    found = [graded(20).estimates(kappa, "")["k"] for _ in range(runs)]
+    assert 0.90 < sum(each.low <= truth <= each.high for each in found) / runs < 0.99
 
 
 def overconfident(seed, pairs=600, queries=60):

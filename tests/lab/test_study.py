@@ -10,6 +10,7 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.embedding import identical_texts, number_of_texts, tokens_without_padding
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError
+from bixse.evaluation.statistics import mean_difference
 from bixse.lab.studies.study import ClaimResult, Contrast, above, crossed_interval, key_of, measure
 from bixse.lab.studies.study_inputs import transformed
 
@@ -40,11 +41,15 @@ class TestMeasure:
         explained = measure(A_ABOVE_B, {A: table(seeds, 50, shift), B: table(seeds, 50, seed=1)}).explained
         assert explained.startswith(finding) and (explained == finding) == (finding != "not shown")
 
+    def test_few_queries_cannot_tell(self):
+        claim = measure(A_ABOVE_B, {A: table(4, 12, 0.3), B: table(4, 12, seed=1)})
+        assert claim.finding == "cannot tell" and "12 queries" in claim.explained
+
     def test_a_system_without_training_counts_for_every_seed(self):
         assert measure(A_ABOVE_B, {A: table(3, 30, 0.2), B: {7: table(1, 30)[0]}}, {B}).seeds == 3
 
     def test_a_trained_arm_with_one_seed_left_does_not_stand_for_all(self):
-        claim = measure(A_ABOVE_B, {A: table(3, 30, 0.2), B: {2: table(3, 30)[2]}})
+        claim = measure(A_ABOVE_B, {A: table(3, 50, 0.2), B: {2: table(3, 50, seed=1)[2]}})
         assert (claim.seeds, claim.finding) == (1, "not shown")
         assert "1 seed" in claim.explained
         assert measure(A_ABOVE_B, {A: {0: table(1, 30)[0]}, B: {2: table(3, 30)[2]}}).difference is None
@@ -79,15 +84,19 @@ class TestCrossedInterval:
             covered += interval.low <= 0 <= interval.high
         assert covered / 400 >= 0.92
 
-    def test_one_seed_is_students_t_over_queries(self):
-        values = np.random.default_rng(1).normal(0.1, 1, (1, 40))
-        interval, expected = crossed_interval(values, [0] * 40), stats.ttest_1samp(values[0], 0)
-        assert interval.p_value == pytest.approx(expected.pvalue)
-        assert (interval.low, interval.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    def test_one_seed_is_the_interval_over_queries(self):
+        values = np.random.default_rng(1).gamma(0.5, 1, (1, 40))
+        interval, expected = crossed_interval(values, [0] * 40), mean_difference([values[0]], [1.0])
+        found = (interval.low, interval.high, interval.p_value)
+        assert found == pytest.approx((expected.low, expected.high, expected.p_value))
 
     def test_collections_count_alike(self):
-        interval = crossed_interval(np.array([[1.0] * 30 + [0.0] * 3]), [0] * 30 + [1] * 3)
-        assert (interval.low, interval.mean, interval.high, interval.p_value) == pytest.approx((0.5, 0.5, 0.5, 0.0))
+        generator = np.random.default_rng(2)
+        first, second = generator.random(60), generator.random(6)
+        interval = crossed_interval(np.concatenate([first, second])[None], [0] * 60 + [1] * 6)
+        assert interval.mean == pytest.approx((first.mean() + second.mean()) / 2)
+        equal = crossed_interval(np.array([[1.0] * 60 + [0.0] * 6]), [0] * 60 + [1] * 6)
+        assert (equal.low, equal.mean, equal.verdict) == (None, 0.5, "cannot tell")
 
     @pytest.mark.parametrize("values", [np.zeros((0, 3)), np.zeros((2, 1)), np.array([[0.1, math.nan]]), np.zeros(4)])
     def test_unusable_tables_are_refused(self, values):

@@ -23,7 +23,7 @@ from bixse.data.pairs_files import load_graded_pairs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
-from bixse.evaluation.statistics import paired_bootstrap
+from bixse.evaluation.statistics import paired_difference
 from bixse.files.rows import write_rows
 from bixse.search.exact import exact_search, to_run
 from bixse.search.store import EmbeddingStore
@@ -62,8 +62,8 @@ def test_gain(args, folder):
         run = to_run(list(graded), list(rows), *exact_search(vectors, documents, 100))
         figures.append(evaluate_run(graded, run, METRICS, min_relevant_grade=1e-9))
     for metric in METRICS:
-        base, gain = figures[0][metric], paired_bootstrap(figures[1][metric], figures[0][metric])
-        print(f"test,{metric},{sum(base.values()) / len(base):.4f},{gain.mean:+.4f},{gain.low:+.4f},{gain.high:+.4f}")
+        base, gain = figures[0][metric], paired_difference(figures[1][metric], figures[0][metric])
+        print(f"test,{metric},{sum(base.values()) / len(base):.4f},{gain.mean:+.4f},{gain.low},{gain.high}")
 
 
 def main():

@@ -19,7 +19,7 @@ from bixse.data.run import open_run
 from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run, mean
-from bixse.evaluation.statistics import paired_bootstrap
+from bixse.evaluation.statistics import paired_difference
 from bixse.files.files import hash_files, write_atomically
 from bixse.files.rows import read_blocks, read_rows
 from bixse.files.values import FileColumn
@@ -122,9 +122,9 @@ def adapt(settings: AdaptSettings, out: Path, progress: ProgressBars | None = No
                 scores[number, factor] = _search(dev, moved, documents, ids)[0][PRIMARY_METRIC]
         if step is not None:
             step(1)
-    difference = paired_bootstrap(cross_chosen(scores, settings.seed), scores[BASE])
+    difference = paired_difference(cross_chosen(scores, settings.seed), scores[BASE])
     steps, shrinkage = _best(scores, scores[BASE])
-    gain, artifacts = {**asdict(difference), "verdict": difference.verdict}, {}
+    gain, artifacts = {**asdict(difference), "verdict": difference.verdict, "few": difference.few}, {}
     if difference.verdict == "better" and steps:
         down, up = maps[steps][0], shrinkage * maps[steps][1]
         scale, bias = fit_head(adapted(dev_queries, down, up), documents, GradedTargets.from_ids(list(dev), ids, dev))

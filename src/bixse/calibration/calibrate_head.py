@@ -21,7 +21,7 @@ from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.platt import checked, fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.statistics import numbered_queries, wilson_interval
-from bixse.results import CalibrationReport, Interval, too_few
+from bixse.results import UNITS_FROM, CalibrationReport, Interval, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -381,7 +381,7 @@ def _judged(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], tuple[str, ...], NDArray[np.float64] | None]:
     """Return probabilities, relevance (True or False), queries and weights of the held-out pairs."""
     relevant = compress(pairs.query_ids, pairs.relevance >= pairs.positive_from)
-    if few := too_few(len(set(relevant)), "queries with a relevant document"):
+    if few := too_few(len(set(relevant)), "queries with a relevant document", UNITS_FROM):
         number, expected = few.split("; ")
         raise InputError(
             f"thresholds: got {number}, which cannot tell; expected {expected}, half of which are held out; "

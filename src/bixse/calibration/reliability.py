@@ -10,13 +10,15 @@ from bixse.encoders.head import log_odds
 from bixse.encoders.platt import checked
 from bixse.errors import InputError
 from bixse.evaluation.statistics import (
+    ROUNDING,
     interval_bounds,
+    jackknife_estimate,
     numbered_queries,
     query_draws,
     quotient,
     wilson_interval,
 )
-from bixse.results import INTERVAL_FROM, CalibrationReport, IntervalEstimate, ReliabilityBin, too_few
+from bixse.results import UNITS_FROM, CalibrationReport, IntervalEstimate, ReliabilityBin, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from bixse.evaluation.statistics import Floats
-    from bixse.results import Bounds, Interval, Verdict
-
-_ROUNDING = 1e-9
-"""Width up to which an interval has none: all queries are alike."""
+    from bixse.results import Bounds, Verdict
 
 
 def brier(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
@@ -90,10 +89,10 @@ def calibration_report(
     seed: int = 0,
     weights: npt.ArrayLike | None = None,
 ) -> CalibrationReport:
-    """Return all calibration values of a report, with 95 % intervals over queries from 10 queries on.
+    """Return all calibration values of a report, with 95 % intervals over queries from 20 queries on.
 
-    That of the Brier score is Student's t with the jackknife's error. The calibration error is biased upwards, more so
-    when resampled: its interval holds the errors under which the estimate is likely (`docs/reference/calibration.md`).
+    The calibration error is biased upwards, more so when resampled: its interval holds the errors under which the
+    estimate is likely (`docs/reference/calibration.md`).
     `p`, `z` and `weights` have shape (N,); `p` and `z` lie in [0, 1]. A graded z of 0.7 is right if documents of this
     kind average 0.7.
 
@@ -111,15 +110,16 @@ def calibration_report(
     mass = sizes.sum()
     base_rate = float(np.average(observed, weights=counted))
     brier_score, error = brier(p, z, weights), expected_calibration_error(p, z, bins, weights)
-    rest = quotient(errors.sum() - errors, mass - sizes)
+    few = too_few(queries, least=UNITS_FROM)
+    interval = jackknife_estimate(brier_score, quotient(errors.sum() - errors, mass - sizes), few)
     drawn = np.concatenate([times @ gaps / (times @ sizes)[:, None] for times in query_draws(queries, samples, seed)])
     return CalibrationReport(
         pairs=len(predicted),
         queries=queries,
         brier=brier_score,
-        brier_interval=_shown(_jackknife_t(brier_score, rest, queries), queries),
+        brier_interval=(interval.low, interval.high),
         ece=error,
-        ece_interval=_shown(_gaps_interval(gaps.sum(axis=0) / mass, drawn, queries), queries),
+        ece_interval=(None, None) if few else _gaps_interval(gaps.sum(axis=0) / mass, drawn, queries),
         base_rate_brier=float(np.average((observed - base_rate) ** 2, weights=counted)),
         curve=reliability_curve(predicted, observed, bins, counted),
         units=min(queries, round(float(observed.sum())), round(float((1 - observed).sum()))),
@@ -131,15 +131,15 @@ class Auc(NamedTuple):
 
     value: float
     low: float | None
-    """Ends of the interval; None if fewer than 10 queries have a relevant, or an irrelevant, document."""
+    """Ends of the interval; None if fewer than 20 queries have a relevant, or an irrelevant, document."""
     high: float | None
     few: str = ""
-    """Why there is no verdict, for example "7 queries with a relevant document; at least 20"."""
+    """Why there is no interval, for example "7 queries with a relevant document; at least 20"."""
 
     @property
     def verdict(self) -> Verdict:
         """Return "better" if the interval is above 0.5, the AUC of scores that say nothing, "worse" if below."""
-        low, high = (None if end is None or self.few else end - 0.5 for end in (self.low, self.high))
+        low, high = (None if end is None else end - 0.5 for end in (self.low, self.high))
         return IntervalEstimate(self.value - 0.5, low, high).verdict()
 
     def __str__(self) -> str:
@@ -150,8 +150,8 @@ class Auc(NamedTuple):
 def auc(scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str]) -> Auc | None:
     """Return the area under the ROC curve over the pairs of all queries, as one threshold for all sees them.
 
-    Equal scores count half. The interval is Student's t on the logit, with the jackknife's error over queries
-    (`docs/reference/calibration.md`); for an area of 0 or 1 it is Wilson's. None for pairs of one kind only.
+    Equal scores count half. The interval is the jackknife's over queries, of the logit (simulated in
+    `docs/reference/calibration.md`); for an area of 0 or 1 it is Wilson's. None for pairs of one kind only.
 
     Example:
         >>> auc([0.9, 0.4, 0.3, 0.8], [1, 0, 0, 1], ["a", "a", "b", "b"])
@@ -168,11 +168,11 @@ def auc(scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str]
     if not number:
         return None
     units, kind = min((int((of > 0).sum()), kind) for of, kind in ((hits, "a relevant"), (misses, "an irrelevant")))
-    value, few = wins / number, too_few(units, f"queries with {kind} document")
-    if units < INTERVAL_FROM:
+    value, few = wins / number, too_few(units, f"queries with {kind} document", UNITS_FROM)
+    if few:
         return Auc(value, None, None, few)
     if not 0 < wins < number:  # no variance: a query counts as one pair
-        return Auc(value, *wilson_interval(value * units, units), few)
+        return Auc(value, *wilson_interval(value * units, units))
     # the area without each query: without the wins of its documents, of which those within it were taken twice
     within = _weight_below(np.unique(query * len(level) + level, return_inverse=True)[1], 1 - labels)
     within -= (np.cumsum(misses) - misses)[query]
@@ -181,8 +181,9 @@ def auc(scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str]
     rest = (wins - less) / ((hits.sum() - hits) * (misses.sum() - misses))
     margin = 0.5 / number  # one query may hold every error
     logits = logit(np.clip(np.append(rest, value), margin, 1 - margin))
-    low, high = expit(_jackknife_t(float(logits[-1]), logits[:-1], units))
-    return Auc(value, float(low), float(high), few)
+    found = jackknife_estimate(float(logits[-1]), logits[:-1])
+    ends = [None if end is None else float(expit(end)) for end in (found.low, found.high)]
+    return Auc(value, ends[0], ends[1], found.few)
 
 
 def _weight_below(level: npt.NDArray[np.int64], weights: Floats) -> Floats:
@@ -212,16 +213,7 @@ def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floa
     return weights, relevant / weights
 
 
-def _jackknife_t(value: float, rest: Floats, units: int) -> Interval:
-    """Return a value with Student's t on the error that its values without each query show, for `units` queries."""
-    from scipy.special import stdtrit
-
-    number = len(rest)
-    reach = float(stdtrit(units - 1, 0.975)) * float(np.sqrt((number - 1) * rest.var()))
-    return value - reach, value + reach
-
-
-def _gaps_interval(gaps: Floats, drawn: Floats, queries: int) -> Interval:
+def _gaps_interval(gaps: Floats, drawn: Floats, queries: int) -> Bounds:
     """Return an interval of the sum of |true gaps| from gaps (bins,) and resampled ones (S, bins).
 
     The true gaps are taken as a multiple of the observed ones. The interval holds the multiples under which the
@@ -229,18 +221,14 @@ def _gaps_interval(gaps: Floats, drawn: Floats, queries: int) -> Interval:
     """
     from scipy.special import ndtri, stdtrit
 
+    if np.ptp(drawn, axis=0).max() <= ROUNDING:
+        return None, None
     total = np.abs(gaps).sum()
     noise = (drawn - gaps) * float(stdtrit(queries - 1, 0.975) / ndtri(0.975))
     multiples = np.linspace(0, 2, 201)
     sums = [np.quantile(np.abs(multiple * gaps + noise).sum(axis=1), interval_bounds(0.95)) for multiple in multiples]
     likely = multiples[[low <= total <= high for low, high in sums]]
     return float(likely.min(initial=1) * total), float(likely.max(initial=1) * total)
-
-
-def _shown(interval: Interval, queries: int) -> Bounds:
-    """Return an interval cut to [0, 1]; no ends for too few queries, or for a width of 0, which shows no variance."""
-    low, high = max(interval[0], 0.0), min(interval[1], 1.0)
-    return (low, high) if queries >= INTERVAL_FROM and high - low > _ROUNDING else (None, None)
 
 
 def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:

@@ -11,7 +11,7 @@ from bixse.data.run import RUN_FILE, read_record
 from bixse.errors import InputError, first_fault, shorten
 from bixse.evaluation.evaluate import PER_QUERY_NAME
 from bixse.evaluation.metrics import PRIMARY_METRIC, PerQuery
-from bixse.evaluation.statistics import paired_bootstrap
+from bixse.evaluation.statistics import paired_difference
 from bixse.files.files import read_text
 from bixse.results import VERDICT_IN_A_SENTENCE
 
@@ -35,7 +35,7 @@ class GateResult:
 
     @property
     def passed(self) -> bool:
-        """Return False if the whole interval lies below 0, and the mean below -by."""
+        """Return False if the whole interval lies below 0, and the mean below -by; too few queries pass."""
         return self.difference.verdict != "worse" or self.difference.mean >= -self.by
 
     def plain(self) -> dict[str, Any]:
@@ -47,10 +47,10 @@ class GateResult:
 
     def text(self) -> str:
         gap = self.difference
-        figures = f"nDCG@10 {gap.mean:+.3f}, 95 % interval {gap.low:+.3f} to {gap.high:+.3f}"
-        hidden = f"; a loss of {-gap.low:.3f} is possible" if gap.verdict == "no difference" and gap.low < 0 else ""
-        few = ", few" if gap.few else ""
-        return f"{VERDICT_IN_A_SENTENCE[gap.verdict]} {self.baseline} ({figures}, {gap.queries} queries{few}){hidden}"
+        hidden = ""
+        if gap.verdict == "no difference" and gap.low is not None and gap.low < 0:
+            hidden = f"; a loss of {-gap.low:.3f} is possible"
+        return f"{VERDICT_IN_A_SENTENCE[gap.verdict]} {self.baseline} ({gap.figures()}){hidden}"
 
 
 def read_baseline(path: Path, task: Task) -> dict[str, float]:
@@ -99,6 +99,6 @@ def read_baseline(path: Path, task: Task) -> dict[str, float]:
 def gate(evaluation: Evaluation, baseline: Mapping[str, float], name: str, by: float = 0.0) -> GateResult:
     """Compare nDCG@10 of an evaluation with that of `read_baseline`; `by` is the loss that is allowed, from 0 on.
 
-    Raises InputError for other queries, or fewer than 2.
+    Raises InputError for other queries.
     """
-    return GateResult(name, paired_bootstrap(evaluation.per_query[PRIMARY_METRIC], baseline), by)
+    return GateResult(name, paired_difference(evaluation.per_query[PRIMARY_METRIC], baseline), by)

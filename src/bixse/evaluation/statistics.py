@@ -1,7 +1,9 @@
-"""Intervals by resampling of queries, p-values, and corrections for several comparisons.
+"""Intervals over queries, p-values, and corrections for several comparisons.
 
-The pairs of one query are alike, so every bootstrap here draws complete queries with replacement (cluster bootstrap).
-A resample is a vector with the count of each query.
+The pairs of one query are alike, so every interval counts queries. Intervals of means are computed from the scatter of
+the queries, and those of other figures, such as kappa, from the figure with one query left out each (jackknife). Where
+these do not serve, complete queries are drawn with replacement (cluster bootstrap): a resample is a vector with the
+count of each query.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bixse.errors import InputError
-from bixse.results import FEW_QUERIES, Difference, IntervalEstimate
+from bixse.results import QUERIES_FROM, UNITS_FROM, Difference, IntervalEstimate, too_few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from bixse.results import Interval
 
@@ -26,6 +28,11 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 _BLOCK_SIZE = 1 << 22
 """Numbers (samples x queries) drawn at once: bounds memory to about 100 MB."""
 SAMPLES = 10_000
+ROUNDING = 1e-9
+"""Differences up to this share of the largest figure are 0: sums in another order differ by some units of the last
+place, and their scatter would be an interval."""
+SKEWED_SHARE = 0.4
+"""Weight of Hall's interval in `difference_of`: of 0 to 1 it is the one that covers 92 to 98 % from 40 queries on."""
 
 
 def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
@@ -64,20 +71,41 @@ def resampled_ratios(above: npt.NDArray[Any], below: npt.NDArray[Any], samples: 
     return np.concatenate([quotient(times @ above, times @ below) for times in query_draws(len(above), samples, seed)])
 
 
-def percentile_estimate(value: float, drawn: Floats) -> IntervalEstimate:
-    """Return a value with the 95 % percentile interval of its resamples; undefined resamples are left out."""
-    defined = drawn[np.isfinite(drawn)]
-    if not np.isfinite(value) or not defined.size:
-        return IntervalEstimate(None)
-    low, high = np.quantile(defined, interval_bounds(0.95))
-    return IntervalEstimate(value, float(low), float(high))
+def jackknife_estimate(value: float, left_out: Floats, few: str = "") -> IntervalEstimate:
+    """Return a figure with its 95 % interval, from its (Q,) values with one query left out each.
+
+    The scatter of the pseudo-values Q * value - (Q - 1) * left_out is that of a mean (Tukey 1958; Efron and Tibshirani
+    1993, "An Introduction to the Bootstrap", chapter 11). No interval for a sample that is too small (`few` says why),
+    without scatter, and if the figure is undefined without one of the queries.
+    """
+    if not np.isfinite(value):
+        return IntervalEstimate(None, few=few)
+    if not few and not np.isfinite(left_out).all():
+        few = "one query decides it"
+    if few:
+        return IntervalEstimate(value, few=few)
+    queries = len(left_out)
+    found = difference_of(value, *_scatter([queries * value - (queries - 1) * left_out], [1.0]), QUERIES_FROM)
+    return IntervalEstimate(value, found.low, found.high, "" if found.low is not None else "all queries are alike")
 
 
-def mean_estimate(values: Floats, query_ids: Sequence[str], samples: int, seed: int) -> IntervalEstimate:
+def mean_estimate(values: Floats, query_ids: Sequence[str]) -> IntervalEstimate:
     """Return the mean over pairs with its interval over queries; raise InputError for fewer than 2 queries."""
-    query, _ = numbered_queries(query_ids, len(values))
-    sums, sizes = np.bincount(query, weights=values), np.bincount(query).astype(np.float64)
-    return percentile_estimate(float(values.mean()), resampled_ratios(sums, sizes, samples, seed))
+    query, queries = numbered_queries(query_ids, len(values))
+    sums, sizes = np.bincount(query, weights=values), np.bincount(query)
+    mean = float(values.mean())
+    # the mean is a ratio of two sums over queries: its scatter is that of the queries' residuals (Cochran 1977, 2.11)
+    residuals = (sums - mean * sizes) / sizes.mean()
+    residuals[np.abs(residuals) <= ROUNDING * np.abs(sums).max()] = 0.0
+    found = difference_of(mean, *_scatter([residuals], [1.0]), queries)
+    return IntervalEstimate(mean, found.low, found.high, found.few)
+
+
+def few_of_classes(relevant: Floats, query_ids: Collection[str]) -> str:
+    """Return why (N,) labels, 1 or 0, carry no kappa, rate or AUC; "" if they do: 20 of each class and 20 queries."""
+    counts = {"queries": len(set(query_ids)), "relevant pairs": int(np.sum(relevant))}
+    counts["irrelevant pairs"] = len(relevant) - counts["relevant pairs"]
+    return next((few for name, count in counts.items() if (few := too_few(count, name, UNITS_FROM))), "")
 
 
 def wilson_interval(count: float, total: float) -> Interval:
@@ -134,62 +162,66 @@ def quotient(above: Floats, below: Floats) -> Floats:
     return values
 
 
-def paired_bootstrap(
-    a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, confidence: float = 0.95, seed: int = 0
-) -> Difference:
-    """Return interval and p-value of the mean difference a - b (query id -> value), by resampling queries.
+def paired_difference(a: Mapping[str, float], b: Mapping[str, float], confidence: float = 0.95) -> Difference:
+    """Return the mean difference a - b over queries (query id -> value) with `difference_of`'s interval and p-value.
 
-    Below 30 queries both are Student's t instead, which covers better there (`docs/reference/evaluation.md`). From 30
-    on the interval is the percentile interval (Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter
-    13; for retrieval: Sakai 2006, doi:10.1145/1148170.1148261). The p-value inverts it: twice the smaller share of
-    resampled means on either side of 0; one is added to count and samples so that it is never 0.
+    Raise InputError for other queries in `a` than in `b`, for no query, and for figures that are not finite.
 
     Example:
-        >>> a, b = {"q1": 0.9, "q2": 0.8, "q3": 0.7}, {"q1": 0.5, "q2": 0.5, "q3": 0.5}
-        >>> difference = paired_bootstrap(a, b)
+        >>> a = {f"q{i}": 0.5 + 0.01 * (i % 7) for i in range(50)}
+        >>> difference = paired_difference(a, dict.fromkeys(a, 0.5))
         >>> round(difference.mean, 3), round(difference.low, 3), round(difference.high, 3), difference.verdict
-        (0.3, 0.052, 0.548, 'better')
+        (0.029, 0.024, 0.035, 'better')
     """
-    return bootstrap_mean([paired_differences(a, b)], [1.0], samples, confidence, seed)
+    return mean_difference([paired_differences(a, b)], [1.0], confidence)
 
 
-def bootstrap_mean(
-    strata: Sequence[Floats],
-    weights: Sequence[float],
-    samples: int = SAMPLES,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> Difference:
-    """Return `paired_bootstrap` of the weighted sum of means of several sets, each resampled within itself."""
+def mean_difference(strata: Sequence[Floats], weights: Sequence[float], confidence: float = 0.95) -> Difference:
+    """Return `paired_difference` of the weighted sum of means of several sets of differences."""
     queries = sum(map(len, strata))
-    mean = float(sum(values.mean() * weight for values, weight in zip(strata, weights, strict=True)))
     _check_number(queries)
-    check_samples(samples)
-    low, high = interval_bounds(confidence)
-    if queries < FEW_QUERIES:
-        from scipy.special import stdtr, stdtrit
-
-        error, freedom = _standard_error(strata, weights)
-        reach = error * float(stdtrit(freedom, high))
-        p_value = 2 * float(stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
-        return Difference(mean, mean - reach, mean + reach, p_value, queries, confidence)
-    means = np.zeros(samples)
-    for number, (values, weight) in enumerate(zip(strata, weights, strict=True)):
-        drawn = [times @ values for times in query_draws(len(values), samples, seed + number)]  # independent sets
-        means += np.concatenate(drawn) * (weight / len(values))
-    tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    ends = np.quantile(means, [low, high])
-    p_value = min(1.0, 2 * (tail + 1) / (samples + 1))
-    return Difference(mean, float(ends[0]), float(ends[1]), p_value, queries, confidence)
+    mean = float(sum(values.mean() * weight for values, weight in zip(strata, weights, strict=True)))
+    return difference_of(mean, *_scatter(strata, weights), queries, confidence)
 
 
-def _standard_error(strata: Sequence[Floats], weights: Sequence[float]) -> tuple[float, float]:
-    """Return the standard error and Welch's degrees of freedom; a set of one query has no variance."""
-    several = [(values, weight) for values, weight in zip(strata, weights, strict=True) if len(values) > 1]
+def difference_of(
+    mean: float, error: float, freedom: float, skewness: float, queries: int, confidence: float = 0.95
+) -> Difference:
+    """Return a mean with interval and p-value, from its standard error, degrees of freedom and skewness.
+
+    Each end is Student's t, or further out if the mean is skewed: 0.6 of t plus 0.4 of Hall's transformation (1992,
+    doi:10.1111/j.2517-6161.1992.tb01872.x) with quantiles of t. The p-value inverts the interval. For fewer than
+    40 queries, and without scatter, there is no interval (`docs/reference/evaluation.md` has the simulation).
+    """
+    from scipy.optimize import brentq
+    from scipy.special import stdtr, stdtrit
+
+    _, bound = interval_bounds(confidence)
+    if not error or too_few(queries):
+        return Difference(mean, None, None, None if mean or error else 1.0, queries, confidence)
+
+    def skewed(quantile: float, skew: float) -> float:
+        skew = math.copysign(max(abs(skew), 1e-6), skew)  # the formula divides by it
+        hall = 3 / skew * (float(np.cbrt(1 + skew * quantile - skew**2 / 6)) - 1)
+        return (1 - SKEWED_SHARE) * quantile + SKEWED_SHARE * hall
+
+    quantile = float(stdtrit(freedom, bound))
+    below, above = (error * max(quantile, skewed(quantile, skew)) for skew in (skewness, -skewness))
+    touching, skew = abs(mean) / error, skewness if mean > 0 else -skewness
+    if skewed(touching, skew) > touching:  # the further end reaches 0 at a smaller quantile than t's
+        reached = skewed(0.0, skew) >= abs(mean) / error
+        touching = 0.0 if reached else float(brentq(lambda q: skewed(q, skew) - abs(mean) / error, 0.0, touching))
+    return Difference(mean, mean - below, mean + above, 2 * float(stdtr(freedom, -touching)), queries, confidence)
+
+
+def _scatter(strata: Sequence[Floats], weights: Sequence[float]) -> tuple[float, float, float]:
+    """Return the standard error of a weighted sum of means, Welch's degrees of freedom, and its skewness."""
+    several = [(v, w) for v, w in zip(strata, weights, strict=True) if np.ptp(v) > ROUNDING * np.abs(v).max()]
     variances = [weight**2 * float(values.var(ddof=1)) / len(values) for values, weight in several]
     total = sum(variances)
     parts = sum(part**2 / (len(values) - 1) for part, (values, _) in zip(variances, several, strict=True))
-    return math.sqrt(total), total**2 / parts if parts else 1.0
+    third = sum(weight**3 * float(((v - v.mean()) ** 3).mean()) / len(v) ** 2 for v, weight in several)
+    return math.sqrt(total), total**2 / parts if parts else 1.0, third / total**1.5 if total else 0.0
 
 
 def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, seed: int = 0) -> float:
@@ -207,6 +239,8 @@ def sign_flip_test(differences: Floats, samples: int = SAMPLES, seed: int = 0) -
 
     _check_number(len(differences))
     check_samples(samples)
+    if len(differences) == 1:  # both assignments are as far from 0; scipy refuses it
+        return 1.0
     if len(differences) <= math.log2(samples):
         return float(permutation_test((differences,), np.sum, permutation_type="samples", n_resamples=np.inf).pvalue)
     generator = np.random.default_rng(seed)
@@ -228,18 +262,18 @@ def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> Floats
             f"{(only_a or only_b)[0]!r}; expected the same queries; fix: evaluate both with the same judgements"
         )
     query_ids = sorted(a)
-    differences = np.array([a[query_id] - b[query_id] for query_id in query_ids], dtype=np.float64)
+    first, second = (np.array([side[query_id] for query_id in query_ids], dtype=np.float64) for side in (a, b))
+    differences = first - second
     if not np.isfinite(differences).all():
         query_id = query_ids[int(np.argmin(np.isfinite(differences)))]
         raise InputError(
             f"query {query_id!r}: got values {a[query_id]} and {b[query_id]}; expected finite numbers; "
             "fix: check the evaluation"
         )
-    return differences
+    largest = max(np.abs(first).max(initial=0.0), np.abs(second).max(initial=0.0))
+    return np.where(np.abs(differences) <= ROUNDING * largest, 0.0, differences)
 
 
 def _check_number(queries: int) -> None:
-    if queries < 2:
-        raise InputError(
-            f"paired queries: got {queries}; expected at least 2; fix: evaluate on more queries (some 50 or more)"
-        )
+    if not queries:
+        raise InputError("paired queries: got none; expected some; fix: evaluate on queries (50 or more for a verdict)")

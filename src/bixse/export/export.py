@@ -56,7 +56,8 @@ def export(settings: ExportSettings, out: str | Path, progress: ProgressBars | N
     """Write encoder, pooling and normalisation as one graph to `out`, unless it differs from the model in torch.
 
     A float32 graph is refused if 1 - cosine of a text reaches 0.001, at batch sizes 1 and 32 and at full length. An
-    int8 graph is refused if its nDCG@10 on the collection is worse, by the paired bootstrap. Then nothing is in `out`.
+    int8 graph is refused if its nDCG@10 on the collection is worse, by the interval over queries. Then nothing is in
+    `out`.
 
     Raises:
         InputError: a package of the extra is missing, or texts or model cannot be used.

@@ -12,7 +12,7 @@ from bixse.encoders.encode import by_length, encode_texts
 from bixse.encoders.instructions import prompt_for
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.statistics import paired_bootstrap
+from bixse.evaluation.statistics import paired_difference
 from bixse.evaluation.systems import EncoderSystem
 
 if TYPE_CHECKING:
@@ -87,4 +87,4 @@ def ranking_difference(
     """Return nDCG@10 of the graph minus that of torch, paired by query."""
     systems = [EncoderSystem(encoder, cache="none") for encoder in (exported, model)]
     graph, reference = (evaluate(system, task, progress=progress).per_query[PRIMARY_METRIC] for system in systems)
-    return paired_bootstrap(graph, reference)
+    return paired_difference(graph, reference)

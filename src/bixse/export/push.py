@@ -15,7 +15,8 @@ from bixse.encoders.loading.hub import HUB_NAME
 from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import HASHES_FILE, damage
-from bixse.results import VERDICT_WORDS, IntervalEstimate
+from bixse.report.table import format_verdict
+from bixse.results import Difference
 from bixse.training.config import MODEL_FOLDER
 
 if TYPE_CHECKING:
@@ -124,13 +125,16 @@ def model_card(folder: Path, name: str) -> str:
         base_model=base if base.count("/") == 1 and HUB_NAME.fullmatch(base) and not of_a_folder else None,
     )
     changes = (run.get("results", {}).get("merge") or {}).get("changes", ())
-    verdicts = [IntervalEstimate(each["mean"], each["low"], each["high"]).verdict() for each in changes]
+    differences = [
+        Difference(each["mean"], each["low"], each["high"], None if each["mean"] else 1.0, each["queries"])
+        for each in changes
+    ]
     card = ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("card.j2")),
         name=name,
         head=RelevanceHead.load(folder),
-        changes=[(change, VERDICT_WORDS[verdict]) for change, verdict in zip(changes, verdicts, strict=True)],
+        changes=[(change, format_verdict(gap)) for change, gap in zip(changes, differences, strict=True)],
         run=run,
         settings=yaml.safe_dump(_public(settings), sort_keys=False),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.trec import write_run
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
-from bixse.evaluation.statistics import paired_bootstrap
+from bixse.evaluation.statistics import paired_difference
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.report.page import write_report
@@ -58,11 +58,11 @@ class Comparer:
         return [f"nDCG@10 {ndcg:.3f}", f"guard {guard:.3f}"]
 
     def compare(self, system: str, baseline: str, on_guard: bool = False) -> None:
-        """Test the difference of two systems by the paired bootstrap over queries, of each metric or on guard."""
+        """Test the difference of two systems over queries, of each metric or on guard."""
         evaluations, comparisons = (self.guard, self.guarded) if on_guard else (self.test, self.comparisons)
         for metric in (PRIMARY_METRIC,) if on_guard else METRICS:
             a, b = (evaluations[name].per_query[metric] for name in (system, baseline))
-            comparisons.append(Comparison(system, baseline, metric, paired_bootstrap(a, b, seed=self.seed)))
+            comparisons.append(Comparison(system, baseline, metric, paired_difference(a, b)))
 
     def _difference(self, system: str, baseline: str, on_guard: bool) -> Difference:
         wanted = (system, baseline, PRIMARY_METRIC)
@@ -70,17 +70,14 @@ class Comparer:
         return next(c.difference for c in known if (c.system, c.baseline, c.metric) == wanted)
 
     def verdict_line(self, system: str, baseline: str, on_guard: bool = False) -> str:
-        """Return the verdict (better, no difference, or worse) with its interval."""
+        """Return the verdict (better, no difference, worse, or cannot tell) with its interval."""
         gap = self._difference(system, baseline, on_guard)
-        queries = f"{gap.queries} {'guard' if on_guard else 'held-out'} queries{', few' if gap.few else ''}"
-        return (
-            f"{self.labels[system]} against {self.labels[baseline]}: {gap.verdict} (nDCG@10 {gap.mean:+.3f}, "
-            f"95 % interval {gap.low:+.3f} to {gap.high:+.3f}, {queries})"
-        )
+        names = f"{self.labels[system]} against {self.labels[baseline]}"
+        return f"{names}, {'guard' if on_guard else 'held-out'} queries: {gap.verdict} ({gap.figures()})"
 
     def _summary(self, system: str, against: Sequence[str]) -> str:
         verdicts = {other: self._difference(system, other, False).verdict for other in against}
-        reason = {"no difference": " (the interval holds 0)"}
+        reason = {"no difference": " (the interval holds 0)", "cannot tell": " (too few queries)"}
         parts = [
             f"{VERDICT_IN_A_SENTENCE[verdict]} {self.labels[other]}{reason.get(verdict, '')}"
             for other, verdict in verdicts.items()

@@ -83,7 +83,11 @@ def page_environment(package: str = "bixse.report") -> Environment:
         with_code=_with_code,
     )
     environment.globals.update(
-        interval=table.format_interval, verdict_words=VERDICT_WORDS, evidence=_evidence, shade=_shade
+        interval=table.format_interval,
+        verdict_words=VERDICT_WORDS,
+        verdict_text=table.format_verdict,
+        evidence=_evidence,
+        shade=_shade,
     )
     return environment
 
@@ -96,12 +100,13 @@ def _moment(created: str) -> str:
 
 
 def _evidence(difference: Difference) -> str:
-    """The interval, p-value and number of queries of a difference; no-break spaces keep the p-value on one line."""
+    """The interval, p-value and queries of a difference, or why it has none; no-break spaces keep the p-value whole."""
+    if difference.low is None:
+        return difference.few or f"{difference.queries} queries, all without a difference"
     p_value = table.format_p_value(difference.p_value)
     p_value = f"p {p_value if p_value.startswith('<') else f'= {p_value}'}".replace(" ", "\N{NO-BREAK SPACE}")
     interval = table.format_interval(difference.low, difference.high, signed=True)
     queries = f"{difference.queries} {'query' if difference.queries == 1 else 'queries'}"
-    queries += ": few, the interval may be too narrow" if difference.few else ""
     return f"{100 * difference.confidence:g}% interval {interval}, {p_value}, {queries}"
 
 

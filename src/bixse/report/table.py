@@ -28,14 +28,14 @@ def metric_title(metric: str) -> str:
 
 
 def format_verdict(difference: Difference) -> str:
-    """A verdict with its sign, and a remark if the queries are few.
+    """A verdict with its sign, and the reason if there is none.
 
     Example:
         >>> from bixse.results import Difference
-        >>> format_verdict(Difference(0.1, 0.02, 0.18, 0.02, queries=12))
-        '▲ better, few queries'
+        >>> format_verdict(Difference(0.1, None, None, None, queries=12))
+        '? cannot tell (12 queries; at least 40)'
     """
-    return VERDICT_WORDS[difference.verdict] + (", few queries" if difference.few else "")
+    return VERDICT_WORDS[difference.verdict] + (f" ({difference.few})" if difference.few else "")
 
 
 def format_number(value: float | None, digits: int = 3) -> str:

@@ -14,7 +14,7 @@ from bixse.encoders.loading.precision import autocast
 from bixse.encoders.platt import fit_platt
 from bixse.encoders.processes import is_sharded
 from bixse.encoders.weights import has_lora, interpolate
-from bixse.evaluation.statistics import paired_bootstrap, paired_differences
+from bixse.evaluation.statistics import paired_difference, paired_differences
 from bixse.progress import Progress
 from bixse.results import MergePoint, too_few
 from bixse.search.store import EmbeddingStore
@@ -321,11 +321,8 @@ def _standard_error(differences: Sequence[Floats]) -> float:
 
 
 def _change(name: str, role: Role, model: Any, scores: Mapping[str, float], base: Mapping[str, float]) -> Change:
-    if len(base) < 2:
-        return Change(name, role, model, _mean(scores) - _mean(base), None, None, len(base), too_few(len(base)))
-    difference = paired_bootstrap(scores, base)
-    few = difference.few
-    return Change(name, role, model, difference.mean, difference.low, difference.high, difference.queries, few)
+    found = paired_difference(scores, base)
+    return Change(name, role, model, found.mean, found.low, found.high, found.queries, found.few)
 
 
 def _mean(scores: Mapping[str, float]) -> float:

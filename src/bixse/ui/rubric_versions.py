@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.evaluation.statistics import percentile_estimate
+from bixse.evaluation.statistics import few_of_classes, jackknife_estimate
 from bixse.files.files import append_line, write_atomically
 from bixse.files.parquet import read_table
 from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
 from bixse.judging.audit.agreement import cohen_kappa, counts_by_query, nearest_level
+from bixse.judging.audit.audit import first_relevant
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.rubrics import Rubric, field_fault, load_rubric, rubric_toml
-from bixse.ui.ui_settings import SEED
 from bixse.ui.workspace import RefusedFormError
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ DECISIONS_FILE = "rubrics.jsonl"
 FILE_NAME = re.compile(r"rubric-(\d+)\.toml")
 PAIR_IDS = ["query_id", "document_id"]
 DECISION_COLUMNS = (FileColumn("version", "integer"), FileColumn("decision"))
-SAMPLES = 1000  # number of resamples; that of `bixse grade audit`, so that the figures are equal
 LONGEST_COMPARED = 2000  # number of words; the time of a comparison grows with its square
 
 
@@ -153,13 +152,14 @@ def change_of(workspace: Workspace, version: Version) -> dict[str, Any] | None:
         return None
     human, before = graded["human"].to_numpy(np.float64), graded["judge"].to_numpy(np.float64)
     after = graded["relevance"].map(workspace.rubric.scale.to_grade).to_numpy(np.float64)
-    query_ids, levels = list(graded["query_id"]), np.array(workspace.rubric.values)
+    query_ids, levels = list(graded["query_id"]), np.array(workspace.rubric.values, dtype=np.float64)
     counts = [counts_by_query(human, side, query_ids, levels) for side in (before, after)]
     measure = {"kappa": cohen_kappa(2)}
     values = [side.values(measure)["kappa"] for side in counts]
-    drawn = [side.draws(measure, SAMPLES, SEED)["kappa"] for side in counts]
-    first, second = (percentile_estimate(value, draws) for value, draws in zip(values, drawn, strict=True))
-    difference = percentile_estimate(values[1] - values[0], drawn[1] - drawn[0])
+    left_out = [side.left_out(measure)["kappa"] for side in counts]
+    few = few_of_classes(human >= first_relevant(levels, None), query_ids)
+    first, second = (jackknife_estimate(value, without, few) for value, without in zip(values, left_out, strict=True))
+    difference = jackknife_estimate(values[1] - values[0], left_out[1] - left_out[0], few)
     return {"pairs": len(graded), "before": first, "after": second, "difference": difference}
 
 

@@ -17,14 +17,15 @@ import pandas as pd
 
 from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
+from bixse.evaluation.statistics import few_of_classes
 from bixse.files.files import read_text
 from bixse.judging.audit.agreement import agreement_in_words, agreement_within, cohen_kappa, counts_by_query
+from bixse.judging.audit.audit import first_relevant
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
 from bixse.judging.rubrics import load_rubric, rubric_names
 from bixse.ui.label_log import open_labels
 from bixse.ui.label_plan import Desk, LabelPlan, open_index
-from bixse.ui.ui_settings import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-SAMPLES = 500  # number of resamples of the queries, few enough for a page
 
 
 def runs_below(root: Path) -> Iterator[Path]:
@@ -163,10 +163,12 @@ class Workspace:
             return None
         weights = 1 / self.plan.probabilities[pairs["row"]]
         human, judge = pairs["human"].to_numpy(), pairs["judge"].to_numpy()
-        counts = counts_by_query(human, judge, list(pairs["query_id"]), np.array(self.rubric.values), weights)
+        levels = np.array(self.rubric.values, dtype=np.float64)
+        counts = counts_by_query(human, judge, list(pairs["query_id"]), levels, weights)
         same, next_to = agreement_within(0), agreement_within(1)
         measures = {"kappa": cohen_kappa(2), "within_one": lambda tables: same(tables) + next_to(tables)}
-        return AgreementSoFar(len(pairs), **counts.estimates(measures, SAMPLES, SEED))
+        few = few_of_classes(human >= first_relevant(levels, None), list(pairs["query_id"]))
+        return AgreementSoFar(len(pairs), **counts.estimates(measures, few))
 
     def graded_by_both(self, independent: bool = False) -> pd.DataFrame:
         """The pairs that judge and people graded: row, ids, and the grades `human` and `judge`."""

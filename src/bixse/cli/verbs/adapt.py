@@ -12,23 +12,26 @@ def run(settings: AdaptSettings, options: Options) -> CommandResult:
     """Learn an adapter, and keep it only if it is better on dev."""
     from bixse.adapters.adapt import adapt
     from bixse.progress import duration, progress_bar
-    from bixse.report.table import format_difference, format_interval
-    from bixse.results import VERDICT_WORDS
+    from bixse.report.table import format_difference, format_interval, format_verdict
+    from bixse.results import Difference
 
     result = adapt(settings, options.folder, progress_bar)
-    gain, saved = result.gain, result.artifacts.get("adapter")
-    interval = format_interval(gain["low"], gain["high"], signed=True)
+    gain = Difference(**{name: value for name, value in result.gain.items() if name not in ("verdict", "few")})
+    saved = result.artifacts.get("adapter")
+    figures = f"{format_difference(gain.mean)} {format_interval(gain.low, gain.high, signed=True)}".strip()
     base = ", ".join(f"{name} {value:.3f}" for name, value in result.base.items())
     lines = [
-        f"{result.documents:,} vectors of {result.dimensions} dimensions, {gain['queries']} dev queries: {base}",
+        f"{result.documents:,} vectors of {result.dimensions} dimensions, {gain.queries} dev queries: {base}",
         f"a perfect order of the first 100 would give nDCG@10 {result.ceiling:.3f}",
-        f"adapter: {format_difference(gain['mean'])} {interval} nDCG@10, "
-        f"{VERDICT_WORDS[gain['verdict']]} ({result.train_queries} queries, {duration(result.seconds)})",
+        f"adapter: {figures} nDCG@10, {format_verdict(gain)}; "
+        f"trained on {result.train_queries} queries in {duration(result.seconds)}",
         f"saved: {saved}, of {result.steps} steps, times {result.shrinkage:g}" if saved else "no adapter is saved",
     ]
     metrics = {name: value for name, value in asdict(result).items() if name != "artifacts"}
     warnings = [FINISHED_BEFORE] if result.reused else []
-    why = "the adapter is not shown to be better on dev; fix: grade documents of more queries, or train another model"
+    # a difference of 0 is no reason to grade more
+    why = f"it cannot be told whether the adapter is better: {gain.few}" if gain.few else "it is not shown to be better"
+    why = f"no adapter is saved: {why} on dev; fix: grade documents of more queries, or train another model"
     return CommandResult(
         "\n".join(lines), metrics, result.artifacts, warnings, [] if saved else [why], exit_code=0 if saved else 1
     )

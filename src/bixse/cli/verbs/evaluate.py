@@ -180,8 +180,10 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     tested = gate(evaluation, baseline, str(settings.fail_if_worse_than), settings.by)
     metrics["gate"] = tested.plain()
     line = f"{systems[0].label} is {tested.text()}"
+    few = [f"the gate passes since it cannot tell: {tested.difference.few}"] if tested.difference.few else []
     errors = [] if tested.passed else [f"got {line}; expected no loss above {settings.by:g}; fix: find what changed"]
-    return CommandResult(f"{text}\n\n{line}", metrics, artifacts, list(task.warnings), errors, 1 - tested.passed)
+    warnings = [*task.warnings, *few]
+    return CommandResult(f"{text}\n\n{line}", metrics, artifacts, warnings, errors, 1 - tested.passed)
 
 
 def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None) -> CommandResult:

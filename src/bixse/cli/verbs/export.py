@@ -12,15 +12,14 @@ def run_export(settings: ExportSettings, options: Options) -> CommandResult:
     """Write the graph, unless it differs from the model."""
     from bixse.export.export import export
     from bixse.progress import progress_bar
-    from bixse.report.table import format_interval, format_table
-    from bixse.results import VERDICT_WORDS
+    from bixse.report.table import format_interval, format_table, format_verdict
 
     result = export(settings, options.folder, progress_bar)
     rows = [[f"1 - cosine, {name}", f"{value:.1e}"] for name, value in result.differences.items()]
     rows += [[f"speed, {name}", f"{torch / graph:.2f} x"] for name, (torch, graph) in result.seconds.items()]
     if (ndcg := result.ndcg) is not None:
         ends = format_interval(ndcg.low, ndcg.high, signed=True, digits=4)
-        rows.append([f"nDCG@10, {ndcg.queries} queries", f"{ndcg.mean:+.4f} {ends} {VERDICT_WORDS[ndcg.verdict]}"])
+        rows.append([f"nDCG@10, {ndcg.queries} queries", f"{ndcg.mean:+.4f} {ends} {format_verdict(ndcg)}"])
     text, metrics = format_table(rows, [f"{settings.to} against torch", ""]), asdict(result)
     if result.fault is not None and not settings.anyway:
         why = (

@@ -1,7 +1,7 @@
 """The agreement of two sets of grades, such as kappa, measured on their table of counts.
 
-Rows are the human's grades, columns the judge's, from low to high. Tables of resampled queries are sums of the queries'
-own tables, so a thousand resamples cost one sparse product and no pass over the pairs.
+Rows are the human's grades, columns the judge's, from low to high. The table without a query is the difference of two
+tables, so an interval costs no pass over the pairs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import coo_matrix
 
-from bixse.evaluation.statistics import Floats, numbered_queries, percentile_estimate, query_draws, quotient
+from bixse.evaluation.statistics import Floats, jackknife_estimate, numbered_queries, quotient
 from bixse.report.table import format_number
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 AgreementMeasure: TypeAlias = Callable[[Floats], Floats]
 """A function of tables of counts, shape (..., rows, columns): one value per table, or NaN."""
-_BLOCK_SIZE = 1 << 22  # counts of resampled tables in memory: about 100 MB
+_BLOCK_SIZE = 1 << 22  # counts of tables in memory: about 100 MB
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,20 @@ class CountsByQuery:
     def values(self, measures: Mapping[str, AgreementMeasure]) -> dict[str, float]:
         return {name: float(measure(self.total)) for name, measure in measures.items()}
 
-    def draws(self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int) -> dict[str, Floats]:
-        """Return each measure of resampled queries, shape (samples,); equal seeds and queries give equal resamples."""
+    def left_out(self, measures: Mapping[str, AgreementMeasure]) -> dict[str, Floats]:
+        """Return each measure of the table without one of the queries, shape (Q,)."""
         block = max(1, _BLOCK_SIZE // (self.shape[0] * self.shape[1]))
-        drawn: dict[str, list[Floats]] = {name: [] for name in measures}
-        for times in query_draws(self.counts.shape[0], samples, seed):
-            for start in range(0, len(times), block):
-                tables = np.asarray(times[start : start + block] @ self.counts).reshape(-1, *self.shape)
-                for name, measure in measures.items():
-                    drawn[name].append(measure(tables))
-        return {name: np.concatenate(values) for name, values in drawn.items()}
+        parts: dict[str, list[Floats]] = {name: [] for name in measures}
+        for start in range(0, self.counts.shape[0], block):
+            tables = self.total - self.counts[start : start + block].toarray().reshape(-1, *self.shape)
+            for name, measure in measures.items():
+                parts[name].append(measure(tables))
+        return {name: np.concatenate(values) for name, values in parts.items()}
 
-    def estimates(
-        self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int
-    ) -> dict[str, IntervalEstimate]:
-        """Return the measures with 95 % intervals."""
-        drawn = self.draws(measures, samples, seed)
-        return {name: percentile_estimate(value, drawn[name]) for name, value in self.values(measures).items()}
+    def estimates(self, measures: Mapping[str, AgreementMeasure], few: str) -> dict[str, IntervalEstimate]:
+        """Return the measures with 95 % intervals, or without for the reason `few` (`few_of_classes`)."""
+        left_out = self.left_out(measures)
+        return {name: jackknife_estimate(value, left_out[name], few) for name, value in self.values(measures).items()}
 
 
 def agreement_in_words(kappa: IntervalEstimate, name: str = "kappa") -> str:
@@ -70,8 +67,10 @@ def agreement_in_words(kappa: IntervalEstimate, name: str = "kappa") -> str:
         >>> agreement_in_words(IntervalEstimate(0.0, -0.11, 0.1))
         'is not shown to agree with people more than chance would: kappa 0.00, -0.11 to 0.10'
     """
-    if kappa.value is None or kappa.low is None or kappa.high is None:
-        return "cannot be compared with people yet: kappa is not defined for these labels"
+    if kappa.value is None:
+        return f"cannot be compared with people yet: {kappa.few or 'kappa is not defined for these labels'}"
+    if kappa.low is None:
+        return f"cannot be compared with people yet: {name} {format_number(kappa.value, 2)} ({kappa.few})"
     verdict = {
         "better": "agrees with people more than chance would",
         "no difference": "is not shown to agree with people more than chance would",

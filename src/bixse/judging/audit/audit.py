@@ -14,7 +14,7 @@ from bixse.calibration.reliability import calibration_report
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.errors import InputError
-from bixse.evaluation.statistics import mean_estimate, wilson_interval
+from bixse.evaluation.statistics import few_of_classes, mean_estimate, wilson_interval
 from bixse.files.files import file_hash, write_atomically
 from bixse.judging.audit import agreement
 from bixse.judging.audit.agreement import agreement_in_words, counts_by_query, nearest_level
@@ -22,7 +22,7 @@ from bixse.judging.audit.labels import impossible_lines, labels_of
 from bixse.report.page import render_page
 from bixse.report.plots import reliability_diagram
 from bixse.report.table import format_interval, format_number, format_table
-from bixse.results import FEW_QUERIES
+from bixse.results import UNITS_FROM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,17 +37,13 @@ MOST_LEVELS = 21
 """Maximum number of distinct grades of an ordinal scale."""
 WORST_PAIRS, WORST_OF_A_QUERY = 20, 2
 """Maximum number of disagreements in a report, in total and per query."""
-RESAMPLES, SEED = 1000, 0
-"""Resamples of the queries for the intervals, and their random seed; equal for every audit, so that audits compare."""
 TITLE = "Audit of judges"
 LABELS_SHOWN = 50
 """Maximum number of impossible labels on the page; audit.json holds all."""
 
 
-def audit(
-    judges: Sequence[Labels], human: Labels, min_relevant_grade: float | None = None, samples: int = RESAMPLES
-) -> AuditReport:
-    """Measure the agreement of judges with people, with intervals by resampling queries.
+def audit(judges: Sequence[Labels], human: Labels, min_relevant_grade: float | None = None) -> AuditReport:
+    """Measure the agreement of judges with people, with intervals over queries.
 
     Grades on another scale are mapped to that of the `human` labels. Raise InputError for no judge, two judges of one
     name, a judge without a pair of the human labels, or fewer than 2 common queries.
@@ -67,10 +63,7 @@ def audit(
         human_queries=len({query for query, _ in human.grades}),
         human_impossible=human.impossible,
         human_after_judge=human.after_judge,
-        judges=tuple(
-            _audit_one(judge, common[judge.name], human, levels, min_relevant_grade, samples) for judge in judges
-        ),
-        samples=samples,
+        judges=tuple(_audit_one(judge, common[judge.name], human, levels, min_relevant_grade) for judge in judges),
     )
 
 
@@ -129,14 +122,13 @@ def query_ids_of(frame: Any) -> list[str]:
     return list(frame.index.get_level_values("query_id"))
 
 
-def _audit_one(
-    judge: Labels, common: Any, human: Labels, levels: Floats, min_relevant_grade: float, samples: int
-) -> JudgeAudit:
+def _audit_one(judge: Labels, common: Any, human: Labels, levels: Floats, min_relevant_grade: float) -> JudgeAudit:
     query_ids, relevance, relevant = query_ids_of(common), common.relevance.to_numpy(), common.relevant.to_numpy()
     square = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, levels)
     every = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, None)
     difference = (common.judge - common.human).to_numpy()
     errors = (relevance - relevant) ** 2 - (relevant.mean() - relevant) ** 2
+    few = few_of_classes(relevant, query_ids)
     return JudgeAudit(
         name=judge.name,
         path=judge.path,
@@ -149,17 +141,19 @@ def _audit_one(
         impossible=judge.impossible,
         mapped=judge.mapped,
         measures={
-            "mean_difference": mean_estimate(difference, query_ids, samples, SEED),
-            **square.estimates(agreement.of_levels(int(np.searchsorted(levels, min_relevant_grade))), samples, SEED),
-            **every.estimates(agreement.OF_RANKS, samples, SEED),
+            "mean_difference": mean_estimate(difference, query_ids),
+            **square.estimates(agreement.of_levels(int(np.searchsorted(levels, min_relevant_grade))), few),
+            **every.estimates(agreement.OF_RANKS, few),
         },
         confusion=tuple(map(tuple, square.total.astype(int).tolist())),
         by_grade=tuple(
-            GradeShare(grade, size, mean, *wilson_interval(total, size)) if size else GradeShare(grade, 0)
+            GradeShare(grade, size, mean, *wilson_interval(total, size))
+            if size >= UNITS_FROM
+            else GradeShare(grade, size, mean if size else None)
             for grade, size, mean, total in _by_level(common.relevant, common.judge, levels)
         ),
-        calibration=calibration_report(relevance, relevant, query_ids, samples=samples, seed=SEED),
-        against_constant=mean_estimate(errors, query_ids, samples, SEED),
+        calibration=calibration_report(relevance, relevant, query_ids),
+        against_constant=mean_estimate(errors, query_ids),
         worst_pairs=_worst_pairs(common),
     )
 
@@ -272,7 +266,7 @@ class GradeShare:
     grade: float
     pairs: int
     relevant: float | None = None
-    low: float | None = None  # Wilson's 95 % interval, as if pairs were independent
+    low: float | None = None  # Wilson's 95 % interval, as if pairs were independent; from 20 pairs on
     high: float | None = None
 
 
@@ -330,7 +324,6 @@ class AuditReport:
     human_impossible: tuple[ImpossibleLabel, ...]
     human_after_judge: int  # labels given or changed after the person saw the judge's grade; left out
     judges: tuple[JudgeAudit, ...]
-    samples: int
 
     @property
     def impossible(self) -> tuple[ImpossibleLabel, ...]:
@@ -367,9 +360,8 @@ class AuditReport:
             for judge in self.judges
             if judge.mapped
         ]
-        fewest = min(judge.queries for judge in self.judges)
-        if fewest < FEW_QUERIES:
-            warnings.append(f"{fewest} queries only: the intervals are somewhat too narrow")
+        few = {judge.measures["kappa"].few: judge.name for judge in self.judges if judge.measures["kappa"].few}
+        warnings += [f"{name}: no interval of its agreement can be told ({reason})" for reason, name in few.items()]
         return warnings
 
     def text(self) -> str:

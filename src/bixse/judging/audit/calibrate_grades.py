@@ -196,7 +196,7 @@ def fit_grade_map(
         train, test = fold != held, fold == held
         mapped[test] = _fitted_map(z[train], observed[train]).apply(z[test])
         constant[test] = observed[train].mean()
-    change = mean_estimate((mapped - observed) ** 2 - (z - observed) ** 2, list(query_ids), samples=1000, seed=seed)
+    change = mean_estimate((mapped - observed) ** 2 - (z - observed) ** 2, list(query_ids))
     held_out = HeldOutFigures(
         pairs=len(z),
         queries=len(names),

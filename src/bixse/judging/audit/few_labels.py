@@ -28,7 +28,7 @@ from bixse.files.files import write_atomically
 from bixse.judging.audit.labels import impossible_lines, read_labels
 from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.report.table import format_difference, format_interval, format_number, format_table
-from bixse.results import VERDICT_WORDS, IntervalEstimate
+from bixse.results import UNITS_FROM, VERDICT_WORDS, IntervalEstimate, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -274,14 +274,14 @@ def _row(estimate: FewLabelsEstimate) -> list[Cell]:
         estimate.system if estimate.baseline is None else f"{estimate.system} - {estimate.baseline}",
         write(estimate.judge),
         write(estimate.queries.value or 0.0),
-        format_interval(estimate.labels.low, estimate.labels.high, signed) or "too few labels",
+        format_interval(estimate.labels.low, estimate.labels.high, signed) or estimate.labels.few,
         format_interval(estimate.queries.low, estimate.queries.high, signed),
         estimate.labels_worth,
     ]
 
 
 def _verdict(estimate: FewLabelsEstimate) -> str:
-    verdict = VERDICT_WORDS[estimate.queries.verdict()]
+    verdict = VERDICT_WORDS[estimate.queries.verdict()] + (f" ({few})" if (few := estimate.queries.few) else "")
     return f"{estimate.metric}, {estimate.system} against {estimate.baseline}: {verdict}"
 
 
@@ -407,8 +407,10 @@ class SampledMean:
         return not complete and bool(counts.any()) and (int(counts[labelled].sum()) < 2 or not scatters)
 
     def _interval(self, variance: float, freedom: float) -> IntervalEstimate:
-        if self._unknown:
-            return IntervalEstimate(self.value)
+        few = too_few(len(self.sample.labelled), "labelled units", UNITS_FROM)
+        few = few or ("the labels are too few, or too much alike" if self._unknown else "")
+        if few or variance <= _SMALLEST:  # all is labelled: no interval is needed for these queries
+            return IntervalEstimate(self.value, few=few or "exact")
         half = float(stdtrit(freedom, interval_bounds(0.95)[1])) * float(np.sqrt(variance))
         return IntervalEstimate(self.value, self.value - half, self.value + half)
 

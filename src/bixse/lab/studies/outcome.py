@@ -84,7 +84,7 @@ class StudyOutcome:
         if not self.claims:
             return "No claim is tested: the table is the finding."
         count = {word: sum(claim.finding == word for claim in self.claims) for word in
-                 ("reproduced", "not shown", "contradicted", "no figures")}  # fmt: skip
+                 ("reproduced", "not shown", "cannot tell", "contradicted", "no figures")}  # fmt: skip
         parts = [f"{number} {word}" for word, number in count.items() if number]
         return f"Of {len(self.claims)} claims: {', '.join(parts)}."
 
@@ -192,8 +192,9 @@ def outcome_of(
                for key, group in finished.items()}  # fmt: skip
     summary = [_summary(group, figures[key]) for key, group in finished.items() if group]
     claims = [measure(contrast, figures, seedless) for contrast in study.contrasts(values)]
-    # a claim without figures counts as tested, so that a failed run cannot make another claim significant
-    corrected = holm([1.0 if result.difference is None else result.difference.p_value for result in claims])
+    # a claim without figures or interval counts as tested: a failed run cannot make another claim significant
+    p_values = [getattr(result.difference, "p_value", None) for result in claims]
+    corrected = holm([1.0 if p_value is None else p_value for p_value in p_values])
     claims = [replace(result, adjusted=p_value) for result, p_value in zip(claims, corrected, strict=True)]
     apart = _apart([result for group in finished.values() for result in group], seedless)
     return StudyOutcome(study, config, list(results), summary, claims, command, apart)
@@ -327,8 +328,10 @@ def plot_of(outcome: StudyOutcome) -> Plot:
 
 def _point(row: SummaryRow, x: float) -> Point:
     value = row.figures[PRIMARY_METRIC]
-    ends = (row.interval.low, row.interval.high) if row.interval is not None else (value, value)
-    return Point(x, value, *ends)
+    interval = row.interval
+    if interval is None or interval.low is None or interval.high is None:
+        return Point(x, value, value, value)  # no bar
+    return Point(x, value, interval.low, interval.high)
 
 
 def line_plot(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Point]], x_scale: str) -> Plot:

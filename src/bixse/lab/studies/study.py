@@ -11,11 +11,10 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from bixse.errors import ConfigError, InputError, did_you_mean
-from bixse.evaluation.statistics import interval_bounds
+from bixse.evaluation.statistics import ROUNDING, difference_of
 from bixse.lab.experiments import Arm
 from bixse.lab.lab_config import merged
 from bixse.lab.studies.measures import train_and_score
-from bixse.results import Difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.lab.experiments import ArmLabels, Measure
     from bixse.lab.lab_config import StudyConfig
+    from bixse.results import Difference
 
 
 Choices: TypeAlias = Mapping[str, Any]
@@ -117,7 +117,7 @@ LEVEL = 0.05
 """Chance of a false finding among all claims of a study."""
 FEWEST_SEEDS = 3
 """Minimum number of seeds of trained arms for a finding. Intervals from two seeds cover too little."""
-ClaimVerdict: TypeAlias = Literal["reproduced", "not shown", "contradicted", "no figures"]
+ClaimVerdict: TypeAlias = Literal["reproduced", "not shown", "cannot tell", "contradicted", "no figures"]
 
 
 @dataclass(frozen=True)
@@ -145,15 +145,20 @@ class ClaimResult:
         """The verdict at 5 % over all claims of the study together."""
         if self.difference is None:
             return "no figures"
+        if self.difference.few:
+            return "cannot tell"
         if 0 < self.seeds < FEWEST_SEEDS:  # too few to know the result of another training
             return "not shown"
-        if (self.difference.p_value if self.adjusted is None else self.adjusted) >= LEVEL:
+        p_value = self.difference.p_value if self.adjusted is None else self.adjusted
+        if p_value is None or p_value >= LEVEL:
             return "not shown"
         return "reproduced" if self.difference.mean > 0 else "contradicted"
 
     @property
     def explained(self) -> str:
-        """The finding for readers: "not shown" with its reason."""
+        """The finding for readers: "not shown" and "cannot tell" with their reasons."""
+        if self.difference is not None and self.finding == "cannot tell":
+            return f"cannot tell: {self.difference.few}"
         if self.finding != "not shown":
             return self.finding
         too_few = f"{self.seeds} seed{'s' if self.seeds > 1 else ''} of at least {FEWEST_SEEDS}"
@@ -219,13 +224,14 @@ def crossed_interval(
 
     Seeds and queries are crossed random effects. The variance of the mean is the variance of the seeds' means, plus
     that of the queries' means, minus the part that both count. Student's t has Satterthwaite's degrees of freedom
-    (1946, doi:10.2307/3002019), so two or three seeds give a wide interval. `strata` holds the collection of each
-    query, with at least 2 queries per collection. Collections count equally. One seed gives an interval over queries.
+    (1946, doi:10.2307/3002019), so two or three seeds give a wide interval; `difference_of` widens it for skewed
+    queries. `strata` holds the collection of each query, with at least 2 queries per collection. Collections count
+    equally. One seed gives an interval over queries.
 
     Example:
-        >>> found = crossed_interval(np.array([[0.5, 0.6, 0.7], [0.4, 0.6, 0.8]]), [0, 0, 0])
+        >>> found = crossed_interval(np.array([[0.5, 0.6, 0.7] * 20, [0.4, 0.6, 0.8] * 20]), [0] * 60)
         >>> round(found.mean, 3), found.low < 0.6 < found.high, found.queries
-        (0.6, True, 3)
+        (0.6, True, 60)
     """
     table = np.asarray(values, dtype=np.float64)
     _, member = np.unique(np.asarray(strata), return_inverse=True)
@@ -235,42 +241,38 @@ def crossed_interval(
             f"interval: got a table of shape {table.shape}; expected finite figures of at least 1 seed, and 2 "
             "queries per collection; fix: evaluate on more queries"
         )
-    _, high = interval_bounds(confidence)
     seeds = table.shape[0]
     weight = (1 / len(sizes) / sizes)[member]  # (Q,), sums to 1
     mean = float((table.mean(axis=0) * weight).sum())
     parts = [_query_parts(table[:, member == number], len(sizes)) for number in range(len(sizes))]
-    by_query = sum(variance for variance, _, _ in parts)
-    spread = sum(variance**2 / freedom for variance, _, freedom in parts)
+    by_query = sum(variance for variance, *_ in parts)
+    spread = sum(variance**2 / freedom for variance, _, _, freedom in parts)
     if seeds == 1:
         variance = by_query
     else:
         by_seed = float(np.var(table @ weight, ddof=1)) / seeds
-        both = sum(shared for _, shared, _ in parts)
+        both = sum(shared for _, shared, *_ in parts)
         # the estimated difference can fall below its parts
         variance = max(by_seed + by_query - both, by_seed, by_query)
-        spread += by_seed**2 / (seeds - 1) + sum(shared**2 / (freedom * (seeds - 1)) for _, shared, freedom in parts)
-    error = math.sqrt(variance)
-    if error <= 1e-12 * max(1.0, abs(mean)):  # rounding alone: t would divide by 0
-        p_value = 1.0 if abs(mean) <= 1e-12 else 0.0
-        return Difference(mean, mean, mean, p_value, table.shape[1], confidence)
-    from scipy.stats import t
-
-    freedom = variance**2 / spread
-    reach = float(t.ppf(high, freedom)) * error
-    p_value = float(2 * t.sf(abs(mean) / error, freedom))
-    return Difference(mean, mean - reach, mean + reach, p_value, table.shape[1], confidence)
+        spread += by_seed**2 / (seeds - 1) + sum(s**2 / (freedom * (seeds - 1)) for _, s, _, freedom in parts)
+    error, rounding = math.sqrt(variance), ROUNDING * float(np.abs(table).max())
+    if error <= rounding:  # rounding alone is no scatter
+        return difference_of(mean if abs(mean) > rounding else 0.0, 0.0, 1.0, 0.0, table.shape[1], confidence)
+    skewness = sum(third for _, _, third, _ in parts) / variance**1.5
+    return difference_of(mean, error, variance**2 / spread, skewness, table.shape[1], confidence)
 
 
-def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, float, int]:
-    """Return one collection's variance from queries, its variance from seed x query, and its degrees of freedom."""
+def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, float, float, int]:
+    """Return one collection's variance from queries, from seed x query, its third moment, and degrees of freedom."""
     seeds, queries = table.shape
-    by_query = float(np.var(table.mean(axis=0), ddof=1)) / queries
+    of_queries = table.mean(axis=0)
+    by_query = float(np.var(of_queries, ddof=1)) / queries
+    third = float(((of_queries - of_queries.mean()) ** 3).mean()) / queries**2
     shared = 0.0
     if seeds > 1:
         rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
         shared = float((rest**2).sum()) / ((seeds - 1) * (queries - 1)) / (seeds * queries)
-    return by_query / collections**2, shared / collections**2, queries - 1
+    return by_query / collections**2, shared / collections**2, third / collections**3, queries - 1
 
 
 def _strata(queries: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.statistics import bootstrap_mean, holm, paired_differences, sign_flip_test
+from bixse.evaluation.statistics import holm, mean_difference, paired_differences, sign_flip_test
 from bixse.files.files import write_atomically
 from bixse.report.table import (
     format_difference,
@@ -42,7 +42,7 @@ class TestedDifference:
     a: str
     b: str
     difference: Difference
-    """Mean of a - b, with interval and p-value of the paired bootstrap over queries."""
+    """Mean of a - b, with interval and p-value over queries."""
     randomisation_p: float
     """The p-value of Fisher's randomisation test."""
     holm_p: float = 1.0
@@ -50,7 +50,7 @@ class TestedDifference:
     task: str = ""
     """Name of the task; empty for the suite."""
     tasks: tuple[TestedDifference, ...] = ()
-    """The tasks of a suite with at least two queries."""
+    """The tasks of a suite."""
 
     @property
     def verdict(self) -> Verdict:
@@ -80,14 +80,13 @@ def _compare(a: str, b: str, first: Values, second: Values, group_of: Mapping[st
     return TestedDifference(
         a=a,
         b=b,
-        difference=bootstrap_mean([differences[task] for task in weights], list(weights.values())),
+        difference=mean_difference([differences[task] for task in weights], list(weights.values())),
         randomisation_p=sign_flip_test(np.concatenate(counted)),
         tasks=tuple(
             TestedDifference(
-                a=a, b=b, task=task, difference=bootstrap_mean([values], [1.0]), randomisation_p=sign_flip_test(values)
+                a=a, b=b, task=task, difference=mean_difference([values], [1.0]), randomisation_p=sign_flip_test(values)
             )
             for task, values in differences.items()
-            if len(values) > 1
         ),
     )
 
@@ -197,10 +196,9 @@ def _comparisons(result: SuiteResult) -> str:
     table = format_table(rows, ["difference", PRIMARY_METRIC, *COLUMNS])
     pairs = len(result.comparisons)
     several = f" {pairs} pairs are compared: each verdict is for one pair alone, p (Holm) corrects for all pairs."
-    few = any(pair.difference.few for pair in result.comparisons)
-    how = "Student's t (few queries)" if few else "paired bootstrap"
     end = several if pairs > 1 else ""
-    return f"{table}\n\nIntervals: {how} over queries within tasks; p: randomisation test.{end}"
+    how = "Student's t, widened for skewed differences"
+    return f"{table}\n\nIntervals: {how}, over queries within tasks; p: randomisation test.{end}"
 
 
 def _by_task(pair: TestedDifference) -> str:

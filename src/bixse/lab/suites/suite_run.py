@@ -130,7 +130,7 @@ def compare_on_task(
         evaluation = evaluate(system, task, folder, progress)
         scores[shown] = {task.name: replace(evaluation, run={})}
         system.release()
-    comparisons = _compare(scores) if len(task.query_sets[0].queries) > 1 else []
+    comparisons = _compare(scores)
     means = {shown: {PRIMARY_METRIC: tasks_of[task.name].metrics[PRIMARY_METRIC]} for shown, tasks_of in scores.items()}
     result = SuiteResult(LOCAL, PRIMARY_METRIC, scores, means, comparisons, precision=_precision(systems))
     if out is not None and len(systems) > 1:
