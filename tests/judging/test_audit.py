@@ -185,7 +185,9 @@ def value(measure, human, judged, query_ids, levels=LEVELS):
 @pytest.mark.parametrize("queries", [2, 6, 19])
 def test_few_queries_or_labels_of_a_class_have_no_interval_and_no_verdict(queries):
     people = pairs([0, 3] * 60, queries=queries)
-    judge = labels("j", {pair: grade if number % 5 else 3 - grade for number, (pair, grade) in enumerate(people.items())})
+    judge = labels(
+        "j", {pair: grade if number % 5 else 3 - grade for number, (pair, grade) in enumerate(people.items())}
+    )
     report = audit([judge], labels("h", people))
     found = report.judges[0]
     for name in ("kappa", "exact", "binary_kappa", "kendall"):
@@ -194,7 +196,10 @@ def test_few_queries_or_labels_of_a_class_have_no_interval_and_no_verdict(querie
     text = page_of(report, report.warnings()).text
     assert found.verdict in text and str(found.measures["kappa"].few) in report.warnings()[-1]
     rare = pairs([0] * 100 + [3] * 19, queries=40)
-    assert audit([labels("j", rare)], labels("h", rare)).judges[0].measures["kappa"].few == "19 relevant pairs; at least 20"
+    assert (
+        audit([labels("j", rare)], labels("h", rare)).judges[0].measures["kappa"].few
+        == "19 relevant pairs; at least 20"
+    )
 
 
 def test_a_judge_that_agrees_in_all_pairs_has_no_interval():
