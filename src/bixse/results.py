@@ -38,6 +38,8 @@ def too_few(units: int, name: str = "queries", least: int = QUERIES_FROM) -> str
         >>> too_few(7), too_few(40), too_few(7, "relevant pairs", UNITS_FROM)
         ('7 queries; at least 40', '', '7 relevant pairs; at least 20')
     """
+    if units == 1:
+        name = f"{name[:-3]}y" if name.endswith("ies") else name.removesuffix("s")
     return "" if units >= least else f"{units} {name}; at least {least}"
 
 

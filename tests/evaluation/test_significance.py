@@ -66,7 +66,11 @@ def test_several_tasks_have_welchs_interval():
     assert (found.low, found.high) == pytest.approx((oracle.low + 1, oracle.high + 1))
 
 
-@pytest.mark.parametrize("queries", [1, 2, 7, QUERIES_FROM - 1])
+def test_one_query_is_named_in_the_singular():
+    assert paired_difference({"q": 1.0}, {"q": 0.5}).few == f"1 query; at least {QUERIES_FROM}"
+
+
+@pytest.mark.parametrize("queries", [2, 7, QUERIES_FROM - 1])
 def test_few_queries_have_an_estimate_and_no_interval_nor_verdict(queries):
     found = paired_difference(*systems(0, queries=queries))
     assert (found.low, found.high, found.p_value, found.verdict) == (None, None, None, "cannot tell")

@@ -351,9 +351,9 @@ def test_trial_needs_a_judge_and_labels(run, open_server, judge):
 
 @pytest.mark.parametrize("named", ["by its address", "by a file"])
 def test_trial_and_its_commands_give_the_same_figures(tmp_path, server, open_server, capsys, monkeypatch, named):
-    monkeypatch.setattr(rubric, "TRIED", 12)
+    monkeypatch.setattr(rubric, "TRIED", 60)
     shares = [[0.9, 0.1, 0, 0], [0.1, 0.8, 0.1, 0], [0, 0.1, 0.8, 0.1], [0, 0, 0.1, 0.9]]
-    run = graded_folder(tmp_path / "run", queries=8, texts=lambda q, d: planted(f"{q}-{d}", shares[(d + q) % 4]))
+    run = graded_folder(tmp_path / "run", queries=24, texts=lambda q, d: planted(f"{q}-{d}", shares[(d + q) % 4]))
     judge = server.scenario()
     if named == "by a file":
         (tmp_path / "judge.yaml").write_text(f"judge: {{name: {judge}}}\n")
@@ -361,22 +361,22 @@ def test_trial_and_its_commands_give_the_same_figures(tmp_path, server, open_ser
     browser = Browser(open_server(run, judge=judge), "ann")
     label_all(browser, lambda query_id, document_id: (int(document_id[-1]) + int(query_id[1:])) % 4)
     browser.submit("/rubric/save", EDIT)
-    assert "12 pairs, 12 questions" in browser.submit("/rubric/price", {"version": "2"}).text
+    assert "60 pairs, 60 questions" in browser.submit("/rubric/price", {"version": "2"}).text
     browser.submit("/rubric/try", {"version": "2"})
     result = end_of_trial(browser)
-    assert "was tried" in result and "Better: the whole interval" in result and "before, on 12 pairs" in result
+    assert "was tried" in result and "Better: the whole interval" in result and "before, on 60 pairs" in result
     drawn = load_pairs(run / "rubric-pairs.parquet")
     moved = sum(int(pair.query_id[1:]) % 4 != 0 for pair in drawn)
-    assert len(drawn) == 12 and result.count("<li>") == moved > 0
+    assert len(drawn) == 60 and result.count("<li>") == moved > 0
     text = browser.get("/rubric").text
     assert "<del>" in text and "<ins>" in text
     browser.submit("/rubric/decide", {"version": "2", "decision": "keep"})
     lines = re.search(r"<code>(bixse grade.*?)</code>", text, re.DOTALL)[1].split("\n\n")
     price, again, audit = map(shlex.split, lines)
     code, envelope = call(capsys, *again[1:])
-    assert code == 0 and envelope["metrics"]["asked"] == 0 and envelope["metrics"]["reused"] == 12
+    assert code == 0 and envelope["metrics"]["asked"] == 0 and envelope["metrics"]["reused"] == 60
     code, envelope = call(capsys, *price[1:])
-    assert code == 0 and envelope["metrics"]["answered"] == 12
+    assert code == 0 and envelope["metrics"]["answered"] == 60
     call(capsys, *audit[1:], "--out", tmp_path / "audit")
     audited = json.loads((tmp_path / "audit" / "audit.json").read_text())["judges"]
     _, after = (judge["measures"]["quadratic_kappa"]["value"] for judge in audited)  # the first graded more pairs

@@ -19,7 +19,7 @@ from bixse.data.run import open_run
 from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run, mean
-from bixse.evaluation.statistics import paired_difference
+from bixse.evaluation.statistics import difference_of, paired_differences
 from bixse.files.files import hash_files, write_atomically
 from bixse.files.rows import read_blocks, read_rows
 from bixse.files.values import FileColumn
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from bixse.adapters.adapt_settings import AdaptSettings
     from bixse.progress import ProgressBars
+    from bixse.results import Difference
 
 ADAPTER_FILE = "adapter.safetensors"
 DEV_SHARE = 0.3
@@ -122,7 +123,7 @@ def adapt(settings: AdaptSettings, out: Path, progress: ProgressBars | None = No
                 scores[number, factor] = _search(dev, moved, documents, ids)[0][PRIMARY_METRIC]
         if step is not None:
             step(1)
-    difference = paired_difference(cross_chosen(scores, settings.seed), scores[BASE])
+    difference = cross_difference(scores, settings.seed)
     steps, shrinkage = _best(scores, scores[BASE])
     gain, artifacts = {**asdict(difference), "verdict": difference.verdict, "few": difference.few}, {}
     if difference.verdict == "better" and steps:
@@ -210,16 +211,23 @@ def fit_head(queries: Tensor, documents: Tensor, targets: GradedTargets) -> tupl
     return max(slope, 1.0), intercept
 
 
-def cross_chosen(scores: Mapping[_Candidate, dict[str, float]], seed: int) -> dict[str, float]:
-    """Return the scores of each half of the queries with what the other half chose: the mean of `SPLITS` splits."""
-    generator, chosen = np.random.default_rng(seed), dict.fromkeys(scores[BASE], 0.0)
-    for _ in range(SPLITS):
-        order = generator.permutation(sorted(chosen)).tolist()
+def cross_difference(scores: Mapping[_Candidate, dict[str, float]], seed: int) -> Difference:
+    """Return the gain over the base if each half of the queries has what the other half chose: mean of `SPLITS` splits.
+
+    The scatter is the mean scatter of a split. That of the queries' means over splits is too small, as they average
+    over several candidates: a useless map would be "better" in up to 4.4 % of samples instead of 2.5 %.
+    """
+    generator, queries = np.random.default_rng(seed), sorted(scores[BASE])
+    gains = {each: paired_differences(of_query, scores[BASE]) for each, of_query in scores.items()}
+    chosen = np.empty((SPLITS, len(queries)))
+    for split in chosen:
+        order = generator.permutation(len(queries))
         for half, other in ((order[::2], order[1::2]), (order[1::2], order[::2])):
-            candidate = _best(scores, other)
-            for query in half:
-                chosen[query] += scores[candidate][query] / SPLITS
-    return chosen
+            split[half] = gains[_best(scores, [queries[position] for position in other])][half]
+    means = chosen.mean(axis=0)
+    error = math.sqrt(float(chosen.var(axis=1, ddof=1).mean()) / len(queries))
+    third = float(((means - means.mean()) ** 3).mean()) / len(queries) ** 2
+    return difference_of(float(means.mean()), error, len(queries) - 1, third / error**3 if error else 0.0, len(queries))
 
 
 def save_adapter(path: Path, down: Tensor, up: Tensor, scale: float, bias: float, vectors_of: str) -> None:

@@ -85,8 +85,10 @@ def jackknife_estimate(value: float, left_out: Floats, few: str = "") -> Interva
     if few:
         return IntervalEstimate(value, few=few)
     queries = len(left_out)
-    found = difference_of(value, *_scatter([queries * value - (queries - 1) * left_out], [1.0]), QUERIES_FROM)
-    return IntervalEstimate(value, found.low, found.high, "" if found.low is not None else "all queries are alike")
+    pseudo_values = queries * value - (queries - 1) * left_out
+    of_queries = difference_of(value, *_scatter([pseudo_values], [1.0]), QUERIES_FROM)  # `few` has counted them
+    few = "" if of_queries.low is not None else "all queries are alike"
+    return IntervalEstimate(value, of_queries.low, of_queries.high, few)
 
 
 def mean_estimate(values: Floats, query_ids: Sequence[str]) -> IntervalEstimate:
@@ -97,8 +99,8 @@ def mean_estimate(values: Floats, query_ids: Sequence[str]) -> IntervalEstimate:
     # the mean is a ratio of two sums over queries: its scatter is that of the queries' residuals (Cochran 1977, 2.11)
     residuals = (sums - mean * sizes) / sizes.mean()
     residuals[np.abs(residuals) <= ROUNDING * np.abs(sums).max()] = 0.0
-    found = difference_of(mean, *_scatter([residuals], [1.0]), queries)
-    return IntervalEstimate(mean, found.low, found.high, found.few)
+    of_queries = difference_of(mean, *_scatter([residuals], [1.0]), queries)
+    return IntervalEstimate(mean, of_queries.low, of_queries.high, of_queries.few)
 
 
 def few_of_classes(relevant: Floats, query_ids: Collection[str]) -> str:
@@ -197,7 +199,7 @@ def difference_of(
     from scipy.special import stdtr, stdtrit
 
     _, bound = interval_bounds(confidence)
-    if not error or too_few(queries):
+    if error <= ROUNDING * abs(mean) or too_few(queries):
         return Difference(mean, None, None, None if mean or error else 1.0, queries, confidence)
 
     def skewed(quantile: float, skew: float) -> float:

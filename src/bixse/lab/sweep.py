@@ -20,6 +20,7 @@ from bixse.data.run import open_run
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.loading.build import model_hashes, model_path_settings
 from bixse.errors import ERRORS_SHOWN, ConfigError
+from bixse.evaluation.statistics import ROUNDING
 from bixse.files.files import hash_files, write_atomically
 from bixse.lab.experiments import (
     RUNS_FOLDER,
@@ -36,9 +37,10 @@ from bixse.lab.experiments import (
 )
 from bixse.progress import progress_bar
 from bixse.report.table import format_csv
+from bixse.results import too_few
 from bixse.settings import map_paths, paths_in
 from bixse.training.config import MODEL_FOLDER, TrainConfig
-from bixse.training.dev_evaluation import dev_figures, split_hashes, watched_splits
+from bixse.training.dev_evaluation import dev_figures, judged_queries, split_hashes, watched_splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -125,13 +127,14 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
     runs = [ArmRun(arm, seed, train_on_dev, {**(arm.train or {}), "seed": seed}) for arm in arms for seed in seeds]
     paths = (*TrainConfig.path_settings(), *model_path_settings(first.model))
     record = open_run(out, "sweep", _identity(config, first, seeds), _input_hashes(config, first), paths)
+    queries = judged_queries(watched_splits(first))
     titles = {run.name: f"run {n} of {len(runs)}: {run.arm.label}, seed {run.seed}" for n, run in enumerate(runs, 1)}
 
     def tables(results: Mapping[str, RunResult]) -> list[SweepRow]:
         rows = rank_arms(arms, seeds, results)
         write_atomically(out / TABLE_FILE, format_csv(table_of(rows)))
         if rows[0].status == "finished":
-            write_best(out / BEST_FILE, rows[0], arms[rows[0].arm - 1], len(arms))
+            write_best(out / BEST_FILE, rows[0], arms[rows[0].arm - 1], len(arms), undecided_of(rows, queries))
         _drop_models(out, runs, results, rows)
         return rows
 
@@ -153,6 +156,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
         rows = tables(done.of)
         record.save(done.status)
     best = rows[0] if rows[0].status == "finished" else None
+    undecided = undecided_of(rows, queries)
     model = out / RUNS_FOLDER / best.best_run / TRAIN_FOLDER / MODEL_FOLDER if best is not None else None
     return SweepResult(
         rows=rows,
@@ -160,7 +164,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
         best=best,
         best_path=out / BEST_FILE if best is not None else None,
         model_path=model if model is not None and model.is_dir() else None,
-        warnings=[*done.warnings, *_warnings(arms, seeds, best)],
+        warnings=[*done.warnings, *_warnings(rows, seeds, best, undecided)],
         reused=done.made == 0,
         waiting=done.waiting,
     )
@@ -213,6 +217,28 @@ def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunR
     )
 
 
+def undecided_of(rows: Sequence[SweepRow], queries: int) -> str:
+    """Return why dev has not chosen the best of ranked arms; "" if it has, or for one finished arm.
+
+    Dev has not chosen with too few `queries`, among equal arms, and if the best arm's lead over the next lies within
+    one standard error of the difference over seeds.
+    """
+    ended = [row for row in rows if row.status == "finished" and row.best is not None]
+    if len(ended) < 2:
+        return ""
+    if few := too_few(queries, "dev queries"):
+        return few
+    first, second = ended[0], ended[1]
+    lead = (first.best or 0.0) - (second.best or 0.0)
+    if lead <= ROUNDING:
+        equal = [str(row.arm) for row in ended if (first.best or 0.0) - (row.best or 0.0) <= ROUNDING]
+        return f"arms {', '.join(equal)} are equal on dev"
+    error = math.sqrt(sum((row.spread or 0.0) ** 2 / len(row.seeds) for row in (first, second)))
+    if lead <= error:
+        return f"arm {second.arm} is within one standard error over seeds ({lead:.4f} of {error:.4f})"
+    return ""
+
+
 def table_of(rows: Sequence[SweepRow]) -> list[dict[str, str]]:
     """Return the ranked arms as a table: column -> text per arm."""
     return [
@@ -247,7 +273,7 @@ def figures_of(row: SweepRow) -> dict[str, Any]:
     return {**figures, "settings": json.loads(json.dumps(row.settings, default=str))}
 
 
-def write_best(path: Path, row: SweepRow, arm: Arm, arms: int) -> None:
+def write_best(path: Path, row: SweepRow, arm: Arm, arms: int, undecided: str = "") -> None:
     """Write the best arm's settings as a file for `bixse train --config`, with absolute paths."""
     values = {**(arm.train or {}), "seed": row.best_seed}
     values |= {name: map_paths(values[name], Path.absolute) for name in TrainConfig.path_settings()}
@@ -257,6 +283,7 @@ def write_best(path: Path, row: SweepRow, arm: Arm, arms: int) -> None:
         f"# The best of {arms} arms on dev: {' '.join(row.label.split())}",
         f"# dev nDCG@10 {row.best:.4f} ({row.before or 0:.4f} before), which is optimistic: dev chose the arm.",
         "# Measure it on test, once.",
+        *([f"# Dev cannot tell which arm is best: {undecided}."] if undecided else []),
     ]
     write_atomically(path, "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False))
 
@@ -297,9 +324,11 @@ def _drop_models(out: Path, runs: Sequence[ArmRun], results: Mapping[str, RunRes
             clear(out / RUNS_FOLDER / run.name, results[run.name], keep_models=False)
 
 
-def _warnings(arms: Sequence[Arm], seeds: Sequence[int], best: SweepRow | None) -> list[str]:
+def _warnings(rows: Sequence[SweepRow], seeds: Sequence[int], best: SweepRow | None, undecided: str) -> list[str]:
     warnings = [] if best is None else [f"best arm: {warning}" for warning in best.warnings]
-    if len(seeds) == 1 and len(arms) > 1:
+    if undecided:
+        warnings.append(f"cannot tell which arm is best: {undecided}; the first of them is taken")
+    if len(seeds) == 1 and len(rows) > 1:
         warnings.append("one seed per arm: nobody knows how much of a difference is chance; list several under `seeds`")
     return warnings
 

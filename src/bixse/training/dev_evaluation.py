@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from bixse.data.collection import check_split, files_of_split, load_collection
-from bixse.data.trec import ranked
+from bixse.data.collection import check_split, files_of_split, judgements_of, load_collection
+from bixse.data.trec import ranked, read_qrels
 from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import Evaluation, evaluate, evaluate_query_sets
@@ -119,6 +119,12 @@ class Watched:
 def watched_splits(config: TrainConfig) -> list[Split]:
     """Return the dev and guard splits of a configuration."""
     return [Split(*entry) for entry in config.splits()]
+
+
+def judged_queries(splits: Sequence[Split]) -> int:
+    """Return the number of dev queries with a relevant document."""
+    qrels = [read_qrels(judgements_of(entry.folder, entry.split)) for entry in splits if entry.role == "dev"]
+    return sum(max(grades.values()) > 0 for split in qrels for grades in split.values())
 
 
 def load_watched(splits: Sequence[Split], documents: int | None) -> list[Watched]:

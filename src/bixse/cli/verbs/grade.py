@@ -93,10 +93,11 @@ def run_calibrate(settings: GradeMapSettings, options: Options) -> CommandResult
         "saved": bool(result.artifacts),
     }
     if not result.artifacts:
+        harm = "its Brier score is not below that of the grades as they are and that of a constant"
+        reason = f"it cannot be told whether the map helps ({result.map.few})" if result.map.few else harm
         why = (
-            "refused, nothing is written: on held-out queries the map does not help (its Brier score is not below "
-            "that of the grades as they are and that of a constant); fix: train on the grades as they are, or label "
-            "more pairs"
+            f"refused, nothing is written: on held-out queries {reason}; fix: train on the grades as they are, or "
+            "label more pairs"
         )
         return CommandResult(text, metrics, errors=[why], exit_code=1)
     written = "\n".join(f"{name}: {path}" for name, path in result.artifacts.items())

@@ -360,8 +360,6 @@ class AuditReport:
             for judge in self.judges
             if judge.mapped
         ]
-        few = {judge.measures["kappa"].few: judge.name for judge in self.judges if judge.measures["kappa"].few}
-        warnings += [f"{name}: no interval of its agreement can be told ({reason})" for reason, name in few.items()]
         return warnings
 
     def text(self) -> str:

@@ -14,7 +14,7 @@ from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run import open_run
 from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
-from bixse.evaluation.statistics import mean_estimate
+from bixse.evaluation.statistics import few_of_classes, mean_estimate
 from bixse.files.files import file_hash, write_atomically
 from bixse.judging.audit.audit import common_pairs, first_relevant, grade_levels, query_ids_of
 from bixse.judging.audit.labels import impossible_lines, labels_of
@@ -73,7 +73,9 @@ class GradeMap(BaseModel):
     queries: int = 0
     held_out: HeldOutFigures | None = None
     helps: bool | None = None
-    """True if the held-out Brier score is below that of the unmapped grades and that of a constant."""
+    """True if enough labels have a held-out Brier score below that of the unmapped grades and that of a constant."""
+    few: str = ""
+    """The reason why too few labels decide, for example "7 queries; at least 20"."""
 
     def apply(self, relevance: npt.ArrayLike) -> Floats:
         """Return the probability of each relevance in [0, 1], of any shape."""
@@ -210,8 +212,9 @@ def fit_grade_map(
         change_high=change.high,
     )
     fit_of_all = _fitted_map(z, observed)
-    helps = held_out.brier_after < min(before, held_out.brier_constant) and fit_of_all.slope > 0
-    figures = {"labels": len(z), "queries": len(names), "held_out": held_out, "helps": helps}
+    few = few_of_classes(observed >= 0.5, query_ids)
+    helps = not few and held_out.brier_after < min(before, held_out.brier_constant) and fit_of_all.slope > 0
+    figures = {"labels": len(z), "queries": len(names), "held_out": held_out, "helps": helps, "few": few}
     return fit_of_all.model_copy(update=figures)
 
 

@@ -399,16 +399,16 @@ class SampledMean:
         return float(np.nan_to_num(quotient(counts.sum() ** 2, (counts**2).sum())))
 
     @property
-    def _unknown(self) -> bool:
-        """True if the metric's labels are too few, or too much alike, to show their scatter."""
+    def _unknown(self) -> str:
+        """The reason why the metric's labels do not show their scatter, or ""."""
         counts, labelled = self.importance != 0, self.sample.labelled
         complete = counts[labelled].sum() == counts.sum() and (self.sample.probability[counts[labelled]] == 1).all()
         scatters = bool((np.abs(self.residual[counts[labelled]]) > _SMALLEST).any())
-        return not complete and bool(counts.any()) and (int(counts[labelled].sum()) < 2 or not scatters)
+        enough = complete or not counts.any() or (int(counts[labelled].sum()) > 1 and scatters)
+        return "" if enough else "too few labels, or all alike"
 
     def _interval(self, variance: float, freedom: float) -> IntervalEstimate:
-        few = too_few(len(self.sample.labelled), "labelled units", UNITS_FROM)
-        few = few or ("the labels are too few, or too much alike" if self._unknown else "")
+        few = too_few(len(self.sample.labelled), "labelled units", UNITS_FROM) or self._unknown
         if few or variance <= _SMALLEST:  # all is labelled: no interval is needed for these queries
             return IntervalEstimate(self.value, few=few or "exact")
         half = float(stdtrit(freedom, interval_bounds(0.95)[1])) * float(np.sqrt(variance))

@@ -197,8 +197,9 @@ def _comparisons(result: SuiteResult) -> str:
     pairs = len(result.comparisons)
     several = f" {pairs} pairs are compared: each verdict is for one pair alone, p (Holm) corrects for all pairs."
     end = several if pairs > 1 else ""
-    how = "Student's t, widened for skewed differences"
-    return f"{table}\n\nIntervals: {how}, over queries within tasks; p: randomisation test.{end}"
+    how = "Intervals: Student's t, widened for skewed differences, over queries within tasks; "
+    shown = any(pair.difference.low is not None for pair in result.comparisons)
+    return f"{table}\n\n{how if shown else ''}p: randomisation test.{end}"
 
 
 def _by_task(pair: TestedDifference) -> str:

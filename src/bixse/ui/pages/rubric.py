@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bixse.ui.workspace import Visit, Workspace
 
 PAIRS_FILE = "rubric-pairs.parquet"
-TRIED = 50
+TRIED = 100
 """Maximum number of labelled pairs that an edited rubric is tried on: cents at most, and enough to see a change."""
 
 
