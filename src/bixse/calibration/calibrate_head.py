@@ -101,12 +101,12 @@ def threshold_at_precision(
     return replace(point, wanted=precision, is_reached=bool(len(reaching)))
 
 
-def _between(kept: float, next_lower: float) -> float:
+def _between(higher: float, lower: float) -> float:
     """Return the middle of two scores in log-odds; the higher one if there is none above the lower."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        logit = np.mean([np.log(score) - np.log1p(-score) for score in (kept, next_lower)])
-        middle = float(1 / (1 + np.exp(-logit))) if np.isfinite(logit) else (kept + next_lower) / 2
-    return middle if next_lower < middle <= kept else float(kept)
+        logit = np.mean([np.log(score) - np.log1p(-score) for score in (higher, lower)])
+        middle = float(1 / (1 + np.exp(-logit))) if np.isfinite(logit) else (higher + lower) / 2
+    return middle if lower < middle <= higher else float(higher)
 
 
 def operating_point(
@@ -236,7 +236,7 @@ class HeldOutCheck:
     """Name -> report: first "before", the earlier head if there is one; last "calibrated", moved to the prior."""
 
     auc: Auc | None = None
-    """AUC of one threshold for all queries; None if it was not measured, or for pairs of one kind."""
+    """AUC of one threshold for all queries; None for pairs of one kind."""
 
     @property
     def calibrated(self) -> CalibrationReport:
@@ -260,7 +260,7 @@ class HeldOutCheck:
 
     @property
     def fix(self) -> str:
-        """What to do if the probabilities are not useful."""
+        """The remedy for probabilities that are not useful."""
         verdict = "better" if self.auc is None else self.auc.verdict
         return {
             "worse": "turn the sign (use 1 - score or -score), or check that a high grade means relevant",
@@ -347,7 +347,8 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
             reports[f"as trained, moved to prior {prior:g}"] = measured(head.as_trained().at_prior(prior))
         reports["refitted"] = measured(fitted)
         fitted = fitted.at_prior(prior)
-    return HeldOutCheck(float(np.average(observed, weights=weights)), {**reports, "calibrated": measured(fitted)})
+    reports["calibrated"] = measured(fitted)
+    return HeldOutCheck(float(np.average(observed, weights=weights)), reports, pairs.auc())
 
 
 def choose_thresholds(

@@ -184,9 +184,9 @@ def auc(scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str]
     rest = (wins - less) / ((hits.sum() - hits) * (misses.sum() - misses))
     margin = 0.5 / number  # one query may hold every error
     logits = logit(np.clip(np.append(rest, value), margin, 1 - margin))
-    found = jackknife_estimate(float(logits[-1]), logits[:-1])
-    ends = [None if end is None else float(expit(end)) for end in (found.low, found.high)]
-    return Auc(value, ends[0], ends[1], found.few)
+    estimate = jackknife_estimate(float(logits[-1]), logits[:-1])
+    low, high = (None if end is None else float(expit(end)) for end in (estimate.low, estimate.high))
+    return Auc(value, low, high, estimate.few)
 
 
 def _weight_below(level: npt.NDArray[np.int64], weights: Floats) -> Floats:

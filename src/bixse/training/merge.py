@@ -321,8 +321,8 @@ def _standard_error(differences: Sequence[Floats]) -> float:
 
 
 def _change(name: str, role: Role, model: Any, scores: Mapping[str, float], base: Mapping[str, float]) -> Change:
-    found = paired_difference(scores, base)
-    return Change(name, role, model, found.mean, found.low, found.high, found.queries, found.few)
+    change = paired_difference(scores, base)
+    return Change(name, role, model, change.mean, change.low, change.high, change.queries, change.few)
 
 
 def _mean(scores: Mapping[str, float]) -> float:
