@@ -78,6 +78,24 @@ def test_scores_that_say_nothing_are_refused(run, tmp_path):
     assert run(rows, out="anyway", anyway=True).saved
 
 
+@pytest.mark.parametrize("precision", [0.8, 0.95])
+def test_thresholds_and_cuts_of_scores_with_a_gap_lie_in_its_middle(run, tmp_path, precision):
+    generator = np.random.default_rng(4)
+    rows = [
+        {"query": f"q{n // 5}", "score": float(generator.uniform(*ends)), "relevance": float(n % 5 == 0)}
+        for n in range(200)
+        for ends in [(0.62, 0.8) if n % 5 == 0 else (0.1, 0.42)]
+    ]
+    result = run(rows, at_precision=(precision,), export=(0.9,))
+    (threshold,) = RelevanceHead.of_scores(tmp_path / "out", MODEL).thresholds
+    cuts = json.loads(Path(result.artifacts["cuts"]).read_text())
+    cut = next(cut["cosine"] for cut in cuts if cut["precision"] == precision)
+    assert cut == pytest.approx(0.52, abs=0.02)
+    assert result.head.cosine_at(result.head.threshold_for(precision)) == cut
+    assert (threshold.reached, threshold.recall, threshold.pairs) == (1.0, 1.0, 20)
+    assert (threshold.low, threshold.high) == result.points[0].interval
+
+
 def test_distances_are_named_and_the_sign_is_the_fix(run, tmp_path):
     rows = [{**row, "score": 1 - row["score"]} for row in score_rows()]
     result = run(rows, at_precision=(0.6,))

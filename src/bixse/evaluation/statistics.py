@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -64,11 +64,6 @@ def block_sizes(queries: int, samples: int) -> Iterator[int]:
     rows = max(1, _BLOCK_SIZE // queries)
     for start in range(0, samples, rows):
         yield min(rows, samples - start)
-
-
-def resampled_ratios(above: npt.NDArray[Any], below: npt.NDArray[Any], samples: int, seed: int) -> Floats:
-    """Return sum of `above` over sum of `below`, both per query, per resample; NaN if the latter is 0."""
-    return np.concatenate([quotient(times @ above, times @ below) for times in query_draws(len(above), samples, seed)])
 
 
 def jackknife_estimate(value: float, left_out: Floats, few: str = "") -> IntervalEstimate:
