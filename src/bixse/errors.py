@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -23,7 +24,10 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose a kno
 SEEDS = 2**32  # exclusive upper bound: NumPy's
 ERRORS_SHOWN = 20
 """Number of errors per file that a message lists; the rest are counted."""
-_ERRORS_STORED = 5_000  # a file may have millions of errors: above this number, only the first stay in memory
+_ERRORS_STORED = 1_000
+_EXAMPLES = 3
+NOTHING = "nothing"
+"""The value got from a row without the column."""
 
 
 class BixseError(Exception):
@@ -43,7 +47,11 @@ def _fact(name: str) -> property:
     return property(lambda error: (match[name] or "").strip() if (match := _FACTS.search(str(error))) else "")
 
 
-_FACTS = re.compile(r"(?:(?P<where>.*?): )?got (?P<got>.*?); expected (?P<expected>.*?); fix: (?P<fix>.*)")
+_FACTS = re.compile(
+    r"(?:(?P<where>.*?): )?got (?P<got>.*?); expected (?P<expected>.*?); fix: (?P<fix>.*?)"
+    r"(?: \(and [\d,]+ more(?: rows?)? alike.*)?$",
+    re.MULTILINE,
+)
 
 
 class InputError(BixseError):
@@ -126,45 +134,76 @@ class RowError:
 
 
 class InvalidFileError(InputError):
-    """The errors of one input file, collected while it is read. The message lists 20 and counts the rest.
+    """The errors of one input file, collected while it is read. Rows that fail alike are one error of the message.
+
+    The message lists 20 errors. Rows fail alike if column, expected value and fix are the same.
 
     Example:
         >>> from pathlib import Path
         >>> errors = InvalidFileError(Path("pairs.csv"))
-        >>> errors.add(3, "relevance", "1.7", "a number in [0, 1]", "divide by the largest grade")
+        >>> for row in (3, 5, 9):
+        ...     errors.add(row, "relevance", "1.7", "a number in [0, 1]", "divide it")
         >>> print(errors)
         pairs.csv: 1 error
-          row 3, column 'relevance': got 1.7; expected a number in [0, 1]; fix: divide by the largest grade
+          row 3, column 'relevance': got 1.7; expected a number in [0, 1]; fix: divide it (and 2 more rows alike: 5, 9)
     """
 
-    def __init__(self, path: Path, errors: Iterable[RowError] = (), total: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.path = path
-        self._errors = list(errors)
-        self.total = len(self._errors) if total is None else total
-        """The number of errors, listed or not."""
+        self.columns: dict[str, None] = {}
+        """Names of the columns that the reader saw in the file, in its order; empty if it did not look."""
+        self._alike: dict[tuple[str | None, str, str], list[RowError]] = {}
+        self._counts: Counter[tuple[str | None, str, str]] = Counter()
+
+    @property
+    def total(self) -> int:
+        """The number of faults: one per row and column."""
+        return self._counts.total()
 
     @property
     def errors(self) -> list[RowError]:
-        """The errors sorted by row, after errors of the complete file. Above 5,000, only the first are kept."""
-        return sorted(self._errors, key=lambda error: error.row or 0)
+        """The first 20 faults of each error, sorted by row, after faults of the complete file."""
+        return sorted((fault for faults in self._alike.values() for fault in faults), key=lambda fault: fault.row or 0)
 
     def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
-        self.total += 1
-        self._errors.append(RowError(row, column, got, expected, fix))
-        if len(self._errors) > _ERRORS_STORED:
-            self._errors = self.errors[:ERRORS_SHOWN]
+        alike = (column, expected, fix)
+        if alike not in self._counts and len(self._counts) >= _ERRORS_STORED:
+            alike = (None, "", "")  # the names of a damaged file may differ in each of millions of rows
+        self._counts[alike] += 1
+        faults = self._alike.setdefault(alike, [])
+        if len(faults) < ERRORS_SHOWN:
+            faults.append(RowError(row, column, got, expected, fix))
 
     def raise_any(self) -> None:
-        if self.total:
+        if self._counts:
             raise self
 
     def __str__(self) -> str:
-        lines = [f"{self.path}: {self.total} error{'s' if self.total != 1 else ''}"]
-        lines += [f"  {error}" for error in self.errors[:ERRORS_SHOWN]]
-        if self.total > ERRORS_SHOWN:
-            lines.append(f"  ... and {self.total - ERRORS_SHOWN} more")
-        return "\n".join(lines)
+        lines: dict[object, str] = {}
+        for alike in sorted(self._alike, key=lambda alike: self._alike[alike][0].row or 0):
+            fault = self._alike[alike][0]
+            if fault.got == NOTHING and self.columns and fault.column not in self.columns:  # no row has it
+                got = f"columns {shorten(', '.join(self.columns), 120)}"
+                fix = fault.fix if fault.fix.startswith("rename") else f"rename or add {fault.column!r}"
+                lines.setdefault(fault.column, str(replace(fault, row=None, got=got, fix=fix)))
+            else:
+                lines[alike] = f"{fault}{_others(self._alike[alike], self._counts[alike])}"
+        listed = [f"{self.path}: {len(lines)} error{'s' if len(lines) != 1 else ''}"]
+        listed += [f"  {line}" for line in list(lines.values())[:ERRORS_SHOWN]]
+        if len(lines) > ERRORS_SHOWN:
+            listed.append(f"  ... and {len(lines) - ERRORS_SHOWN} more")
+        return "\n".join(listed)
+
+
+def _others(faults: Sequence[RowError], count: int) -> str:
+    """Return the number of faults after the first, with some of their rows (or values, if they have no rows)."""
+    if count == 1:
+        return ""
+    rows = "" if faults[0].row is None else " row" if count == 2 else " rows"
+    examples = [fault.got if fault.row is None else str(fault.row) for fault in faults[1 : 1 + _EXAMPLES]]
+    start = ":" if count <= 1 + _EXAMPLES else ", for example"
+    return f" (and {count - 1:,} more{rows} alike{start} {', '.join(examples)})"
 
 
 def printable(text: str) -> str:
@@ -183,8 +222,8 @@ def printable(text: str) -> str:
 
 
 def shorten(value: object, width: int = 60) -> str:
-    """Quote a value of the data for a message, cut to `width` characters."""
-    text = repr(value)
+    """Quote a value of the data for a message, cut to `width` characters; of binary data, only its length."""
+    text = f"a blob of {len(value)} bytes" if isinstance(value, bytes) else repr(value)
     if len(text) <= width:
         return text
     closing = text[-1] if text[-1] in "'\"" else ""

@@ -189,8 +189,8 @@ class RegradedEpoch:
     mean_relevance: float | None
     mean_probability: float | None
     """The encoder's mean probability of all asked pairs; None for a loss that learns no probability."""
-    usd: float
-    """Cost of all answers, including answers of an interrupted call and of a shared ledger."""
+    usd: float | None
+    """Cost of all answers, including answers of an interrupted call and of a shared ledger; None without prices."""
     failure: str | None = None
     """Reason why the judge did not answer all; training went on with the known grades."""
 

@@ -93,8 +93,8 @@ def test_vectors_of_any_size_and_format_have_length_one(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "wrong"),
     [
-        ([("q0", "d0", 1.0), ("q9", "d0", 1.0)], (2, "query_id")),
-        ([("q0", "d9", 1.0)], (1, "document_id")),
+        ([("q0", "d0", 1.0), ("q9", "d0", 1.0)], (None, None)),
+        ([("q0", "d9", 1.0)], (None, None)),
         ([("q0", "d0", 1.0), ("q0", "d0", 0.5)], (2, "relevance")),
         ([("q0", "d0", 3.0)], (1, "relevance")),
     ],

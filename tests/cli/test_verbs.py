@@ -222,6 +222,7 @@ def test_what_is_no_better_than_a_constant_is_saved_only_on_purpose(capsys, mode
 
 def test_random_documents_are_added_and_counted(capsys, model, tmp_path):
     texts = {f"d{n}": Document("", f"{WORDS[n % 20]} {WORDS[n // 20]}") for n in range(100)}
+    texts |= {word: Document("", word) for word in WORDS}
     save_collection(Collection("toy", texts, {"q": "copy"}, {"test": {"q": {"d0": 1}}}), tmp_path / "toy")
     words = ("calibrate", model, "--pairs", make_pairs(tmp_path, noise=7), "--out", tmp_path / "out")
     words += ("--negatives", 3, "--collection", tmp_path / "toy")

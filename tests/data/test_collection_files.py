@@ -14,7 +14,7 @@ from bixse.data.collection import (
     save_collection,
     warn_of_empty,
 )
-from bixse.errors import InputError
+from bixse.errors import InputError, InvalidFileError
 from helpers.row_files import faults, jsonl
 
 CORPUS = [{"_id": "d1", "title": "copy", "text": "copies"}, {"_id": "d2", "title": "", "text": "moves"}]
@@ -61,9 +61,12 @@ def test_split_without_a_relevant_document_is_refused(tmp_path, qrels):
         load_collection(make(tmp_path, qrels=qrels))
 
 
-def test_judgements_of_unknown_ids_are_all_named(tmp_path):
-    folder = make(tmp_path, qrels=QRELS + "q1\td9\t1\nq9\td8\t1\n")
-    assert faults(load_collection, folder) == [(None, "corpus-id"), (None, "query-id"), (None, "corpus-id")]
+def test_judgements_of_unknown_ids_are_counted(tmp_path):
+    with pytest.raises(InvalidFileError) as raised:
+        load_collection(make(tmp_path, qrels=QRELS + "q1\td9\t1\nq9\td8\t1\n"))
+    queries, documents = (error.got for error in raised.value.errors)
+    assert "1 of 2" in queries and queries.endswith("q9")
+    assert "2 of 4" in documents and documents.endswith("d9")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_judgements_of_unknown_ids_are_all_named(tmp_path):
     [
         ("corpus", {"_id": "a b", "text": "x"}, (3, "_id")),
         ("corpus", {"_id": "d1", "text": "again"}, (3, "_id")),
-        ("corpus", {"_id": "d3", "contents": "another name"}, (3, "text")),
+        ("corpus", {"_id": "d3", "words": "another name"}, (3, "text")),
         ("corpus", {"_id": "d3", "title": ["x"], "text": "x"}, (3, "title")),
         ("queries", {"_id": "q1", "text": "again"}, (2, "_id")),
         ("queries", {"_id": "q2", "text": " "}, (2, "text")),
@@ -80,6 +83,14 @@ def test_judgements_of_unknown_ids_are_all_named(tmp_path):
 def test_invalid_row_is_named(tmp_path, part, row, where):
     rows = {"corpus": CORPUS, "queries": QUERIES}[part]
     assert faults(load_collection, make(tmp_path, **{part: [*rows, row]})) == [where]
+
+
+@pytest.mark.parametrize(("identifier", "text"), [("id", "contents"), ("docid", "body"), ("doc_id", "passage")])
+def test_names_of_other_tools_are_read(tmp_path, identifier, text):
+    renamed = [{identifier: row["_id"], "title": row["title"], text: row["text"]} for row in CORPUS]
+    folder = make(tmp_path / "renamed", renamed, [{"qid": row["_id"], "query": row["text"]} for row in QUERIES])
+    plain, read = load_collection(make(tmp_path / "plain")), load_collection(folder)
+    assert (read.corpus, read.queries, read.qrels) == (plain.corpus, plain.queries, plain.qrels)
 
 
 def test_documents_without_title_and_text_stay_and_are_counted(tmp_path):

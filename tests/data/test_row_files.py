@@ -7,6 +7,7 @@ import lzma
 import math
 import os
 import tracemalloc
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -220,14 +221,52 @@ def test_repeats_blocks_apart_are_reported_with_the_row_they_repeat(tmp_path, na
     assert repeats == [(4001, "4"), (4501, "4000"), (4502, "4")]
 
 
-def test_message_lists_twenty_errors_by_row_and_the_count(tmp_path):
+def test_rows_that_fail_alike_are_one_line_with_their_number(tmp_path):
     lines = [json.dumps({"text": f"{i}", "number": 2 if i % 2 else 0.5}) for i in range(100)]
     lines[1] = "{broken"  # found before values are checked, yet listed in order
     with pytest.raises(InvalidFileError) as caught:
         list(read_rows(put(tmp_path, "rows.jsonl", "\n".join(lines)), [TEXT, NUMBER]))
-    head, *listed, rest = str(caught.value).splitlines()
-    assert (caught.value.total, "50 errors" in head, "30 more" in rest) == (50, True, True)
-    assert [int(line.split()[1].strip(",:")) for line in listed] == list(range(2, 42, 2))
+    head, broken, alike = str(caught.value).splitlines()
+    assert (caught.value.total, head.endswith(": 2 errors"), broken.split()[1]) == (50, True, "2:")
+    assert alike.startswith("  row 4, column 'number': got 2") and "48 more rows alike, for example 6, 8, 10" in alike
+
+
+def test_message_lists_twenty_errors_of_different_kinds_and_counts_the_rest():
+    errors = InvalidFileError(Path("rows.csv"))
+    for row in range(30, 0, -1):
+        errors.add(row, f"column{row}", "x", "a number", "write it as 0.5")
+    head, *listed, rest = str(errors).splitlines()
+    assert (head, rest.split()) == ("rows.csv: 30 errors", ["...", "and", "10", "more"])
+    assert [int(line.split()[1].strip(",:")) for line in listed] == list(range(1, 21))
+
+
+def test_numbers_of_postgres_are_read_and_blobs_are_one_error(tmp_path):
+    column = FileColumn("value", "numbers")
+    texts = ["{0.5,-1e-3}", " {1,2}\n", "[3, 4]", "{}"]
+    write_rows(pa.table({"value": texts}), tmp_path / "rows.parquet")
+    assert values_of(tmp_path / "rows.parquet", column) == [[0.5, -0.001], [1, 2], [3, 4], []]
+    write_rows(pa.table({"value": [bytes(32), bytes(32), b"{1}"]}), tmp_path / "rows.parquet")
+    with pytest.raises(InvalidFileError) as caught:
+        values_of(tmp_path / "rows.parquet", column)
+    assert (caught.value.got, str(caught.value).count("\n")) == ("a blob of 32 bytes", 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_column_that_no_row_has_is_one_error_with_the_columns_there_are(tmp_path, name):
+    path = tmp_path / f"rows{name}"
+    write_rows(pa.table({"question": ["a", "b", "c"], "number": [0.5] * 3}), path)
+    with pytest.raises(InvalidFileError) as caught:
+        list(read_rows(path, [TEXT, NUMBER]))
+    assert str(caught.value).count("\n") == 1
+    assert caught.value.got == "columns 'question, number'" and caught.value.fix == "rename or add 'text'"
+
+
+def test_facts_of_an_error_are_those_of_its_first_row():
+    errors = InvalidFileError(Path("rows.csv"))
+    for row in range(3, 9):
+        errors.add(row, "number", f"{row}", "a number (0 to 1)", "divide by 8 (the highest)")
+    assert (errors.where, errors.got) == ("row 3, column 'number'", "3")
+    assert (errors.expected, errors.fix) == ("a number (0 to 1)", "divide by 8 (the highest)")
 
 
 def test_only_the_first_of_very_many_errors_are_stored(tmp_path):
@@ -237,6 +276,13 @@ def test_only_the_first_of_very_many_errors_are_stored(tmp_path):
     assert caught.value.total == 40_000
     assert [error.row for error in caught.value.errors[:4]] == [1, 1, 2, 2]
     assert len(caught.value.errors) < 6_000
+
+
+def test_very_many_kinds_of_errors_are_not_all_stored():
+    errors = InvalidFileError(Path("rows.jsonl"))
+    for row in range(1, 20_001):
+        errors.add(row, f"key{row}", "the key twice", "each key once per object", "keep one of the two values")
+    assert errors.total == 20_000 and len(errors.errors) < 6_000
 
 
 def test_caller_may_go_on_without_invalid_rows(tmp_path):

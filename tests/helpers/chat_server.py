@@ -64,6 +64,7 @@ ERRORS = {
     "503": (503, "<html>broken</html>"),
     "garbage": (200, "{not json"),
     "empty": (200, {"id": "x", "choices": []}),
+    "paid": (200, {"id": "x", "choices": None, "usage": {"prompt_tokens": 50, "completion_tokens": 0}}),
 }
 """Error -> status and content; "429-after-2" is busy for 2 seconds."""
 
@@ -74,6 +75,8 @@ class Scenario:
         self.counts: Counter[str] = Counter()
         self.tries: Counter[str] = Counter()  # of each planted document
         self.in_flight = self.most_in_flight = 0
+        self.billed = 0  # prompt tokens of all replies, whatever they hold
+        self.body: dict[str, object] = {}  # of the last request
 
     def get(self, name, default=None):
         return self.settings.get(name, default)
@@ -152,6 +155,9 @@ class Scenario:
     def refusal(self, body, headers):
         """Status and error of the first rule that a request breaks, or None."""
         key, model, sent = self.get("key"), body.get("model"), headers.get("Authorization", "nothing")
+        name, value = self.get("header", ["", None])
+        if value is not None and headers.get(name) != value:
+            return 401, {"error": {"message": f"wrong {name}: {headers.get(name)}"}}
         if key and (self.counts["chat"] > self.get("key_until", 10**9) or sent != f"Bearer {key}"):
             return self.get("key_status", 401), {"error": {"message": f"Incorrect API key provided: {sent}"}}
         if model not in self.get("models", ["judge-model"]):
@@ -214,6 +220,13 @@ def application():
         scenario = scenarios[request.match_info["name"]]
         body = json.loads(await request.read())
         scenario.counts["chat"] += 1
+        scenario.body = body
+        if scenario.get("redirect"):
+            return web.Response(status=307, headers={"Location": scenario.get("redirect")})
+        if scenario.get("answers_with"):
+            return web.Response(text=scenario.get("answers_with"))
+        if scenario.get("streams") and (body.get("stream", True) or scenario.get("streams") == "always"):
+            return web.Response(text='data: {"choices": []}\n\ndata: [DONE]\n\n', content_type="text/event-stream")
         if scenario.get("down"):
             return say(503, {"error": "down"})
         refusal = scenario.refusal(body, request.headers)
@@ -236,6 +249,7 @@ def application():
             await asyncio.sleep(scenario.get("delay"))
         if error:
             scenario.counts[error] += 1
+        scenario.billed += 50 * (error == "paid")
         kind, _, seconds = error.partition("-after-")
         if kind in ERRORS:
             return say(*ERRORS[kind], wait=seconds)
@@ -249,6 +263,7 @@ def application():
         if plan["end"] == "odd-400":
             return refuse(400, f"I do not like {key} at all")
         reply = scenario.reply(body, plan)
+        scenario.billed += 50
         if plan["end"] == "huge":  # a small body of gzip: what it holds is sent as it is made
             body = gzip.compress(json.dumps(reply).encode() + b" " * scenario.get("huge"))
             return web.Response(body=body, headers={"Content-Encoding": "gzip"}, content_type="application/json")

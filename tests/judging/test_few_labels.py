@@ -55,7 +55,7 @@ def only(evaluated, metric, baseline=None):
         ({"metrics": ["precision"]}, "precision"),
         ({"metrics": []}, "no metric"),
         ({"runs": {}}, "no run"),
-        ({"runs": {"a": {"other": {"d0": 1.0}}}}, "no query"),
+        ({"runs": {"a": {"other": {"d0": 1.0}}}}, "4 of 4 queries"),
         ({"positive_from": 0.0}, "relevance 0"),
         ({"grades": {("q00", "d0"): 1.0}}, "1 query"),
     ],

@@ -233,7 +233,7 @@ def test_every_kind_of_token_has_its_price():
     usage = Usage(prompt=1_000_000, cached=400_000, completion=10_000, reasoning=4_000)
     assert Prices(per_million=(2.0, 8.0, 0.5)).usd(usage) == pytest.approx(0.6 * 2.0 + 0.4 * 0.5 + 0.01 * 8.0)
     assert Prices(per_million=(2.0, 8.0)).usd(usage) == pytest.approx(2.08), "cached tokens cost as others"
-    assert Prices().usd(usage) == 0
+    assert Prices().usd(usage) is None
 
 
 @pytest.mark.parametrize("prices", [[-1.0, 1.0], [float("nan"), 1.0], [float("inf"), 1.0], [1.0], [1.0] * 4, None])

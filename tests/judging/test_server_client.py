@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bixse.errors import InputError
+from bixse.errors import ConfigError, InputError
 from bixse.judging.grade_settings import JudgeOptions, ServerSettings
 from bixse.judging.judge import Question
 from bixse.judging.judges import client as client_module
@@ -30,9 +30,11 @@ from bixse.judging.judges.endpoints import (
     error_message,
     models_in,
     parse_address,
+    proxy_of,
     refusal,
 )
 from bixse.judging.judges.server_judge import ServerJudge, ServerTextModel
+from bixse.judging.open_judge import JudgeConfig
 from helpers.server_questions import RUBRIC, ask_all, ask_one, planted_question
 
 HELLO = {"model": "judge-model", "messages": [{"role": "user", "content": "hello"}]}
@@ -283,6 +285,13 @@ def error_of(status, told, headers=None):
         (403, "You are not allowed to request logprobs from this model", "no-logprobs"),
         (403, "Your chosen model requires moderation and your input was flagged", "filtered"),
         (404, "The model `x` does not exist.", "model"),
+        (404, "Not Found", "no-chat"),
+        (405, "Method Not Allowed", "no-chat"),
+        (404, "The model served-model does not support Chat Completions API", "no-chat"),
+        (400, '"nomic-embed-text" does not support chat', "no-chat"),
+        (501, "This server does not support completions. Start it without `--embeddings`", "no-chat"),
+        (404, "This is not a chat model and thus not supported in the v1/chat/completions endpoint.", "no-chat"),
+        (400, "This model does not support image input in a chat", "refused"),
         (400, "This model's maximum context length is 4096 tokens.", "too-long"),
         (400, "request (9031 tokens) exceeds the available context size (2048 tokens)", "too-long"),
         (413, "Payload too large", "too-long"),
@@ -357,6 +366,14 @@ def test_a_server_that_names_a_time_is_busy_for_so_long(wait, seconds):
         ("https://api.groq.com/openai/v1", "https://api.groq.com/openai/v1"),
         ("http://[::1]:8080", "http://[::1]:8080/v1"),
         ("http://h/proxy", "http://h/proxy/v1"),
+        (
+            "https://h.openai.azure.com/openai/deployments/my-gpt/chat/completions?api-version=2024-10-21",
+            "https://h.openai.azure.com/openai/deployments/my-gpt?api-version=2024-10-21",
+        ),
+        (
+            "https://h.openai.azure.com/openai/v1?api-version=preview",
+            "https://h.openai.azure.com/openai/v1?api-version=preview",
+        ),
     ],
 )
 def test_addresses_with_and_without_v1(text, api):
@@ -366,12 +383,152 @@ def test_addresses_with_and_without_v1(text, api):
 @pytest.mark.parametrize(
     "text",
     ["", "localhost:8000", "ftp://h", "http://", "http://h:99999999", "http://h:x", "http://me:hunter2@h",
-     "http://hunter2@h/v1", "http://h/v1?key=hunter2", "me:hunter2@h"],
+     "http://hunter2@h/v1", "http://h/v1?key=hunter2", "me:hunter2@h", "http://h/v1?api-version=1&key=hunter2",
+     "http://h/v1?api-version=1#hunter2"],
 )  # fmt: skip
 def test_an_invalid_address_is_refused_without_repeating_a_secret_in_it(text):
     with pytest.raises(InputError, match="endpoint: got") as caught:
         parse_address(text)
     assert "hunter2" not in str(caught.value)
+
+
+PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+@pytest.fixture
+def proxies(monkeypatch):
+    """Set the variables of proxies; the others are not there."""
+
+    def set_to(**variables):
+        for name in PROXY_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+            monkeypatch.delenv(name.lower(), raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    set_to()
+    return set_to
+
+
+def test_a_server_behind_a_proxy_is_asked_through_it(server, proxies):
+    path = server.scenario().removeprefix(server.base)
+    proxies(HTTP_PROXY=server.base.replace("://", "://me:hunter2@"))  # it answers whatever host is asked for
+    with ServerJudge(f"http://judge.example.invalid{path}", RUBRIC) as judge:
+        assert ask_one(judge).status == "graded"
+    assert server.stats(f"/{path}")["counts"]["chat"] > 2
+    proxies(HTTP_PROXY=server.base, NO_PROXY="example.invalid")
+    with pytest.raises(ServerDownError):
+        ServerJudge(f"http://judge.example.invalid{path}", RUBRIC)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.8.9.1", "[::1]", "a.localhost"])
+def test_the_own_machine_is_never_asked_through_a_proxy(proxies, host):
+    proxies(http_proxy="http://127.0.0.1:9", no_proxy="")
+    assert proxy_of(f"http://{host}:8000/v1") is None
+    assert proxy_of("http://192.168.0.7:8000/v1") == ("http://127.0.0.1:9", "", "")
+
+
+def test_a_proxy_keeps_its_password_apart_and_an_unusable_one_is_refused_without_it(proxies):
+    proxies(HTTPS_PROXY="me:hunter%402@proxy:3128", HTTP_PROXY="socks5://me:hunter2@proxy:1")
+    assert proxy_of("https://h/v1") == ("http://proxy:3128", "me", "hunter@2")
+    with pytest.raises(InputError) as caught:
+        proxy_of("http://h/v1")
+    assert caught.value.where == "HTTP_PROXY" and "hunter2" not in str(caught.value)
+
+
+def test_headers_are_sent_from_the_environment_and_the_value_is_never_repeated(server, monkeypatch):
+    monkeypatch.setenv("AZURE_KEY", KEY)
+    address = server.scenario(header=["api-key", KEY])
+    with ServerJudge(address, RUBRIC, JudgeOptions(headers={"API-Key": "${AZURE_KEY}"})) as judge:
+        assert ask_one(judge).status == "graded"
+        assert KEY not in repr(vars(judge)) + repr(vars(judge._client)) + repr(dict(judge.identity))
+        plain = dict(judge.identity)
+    with pytest.raises(InputError) as caught:  # the server repeats the header in its message
+        ServerJudge(
+            server.scenario(header=["api-key", "another"]), RUBRIC, JudgeOptions(headers={"api-key": "$AZURE_KEY"})
+        )
+    assert KEY not in str(caught.value) and STAND_IN in str(caught.value)
+    with ServerJudge(server.scenario(), RUBRIC) as judge:
+        assert dict(judge.identity) == plain, "headers do not decide an answer"
+    for headers, variable in (({"api-key": "$NOT_SET"}, None), ({"a b": "c"}, None), ({"a": "$ODD"}, "two\nlines")):
+        if variable:
+            monkeypatch.setenv("ODD", variable)
+        with pytest.raises(InputError) as caught:
+            ChatClient(address, ServerSettings(headers=headers))
+        assert caught.value.where == "headers" and "lines" not in str(caught.value)
+
+
+def test_neither_key_nor_headers_follow_a_redirect(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    other = server.scenario()
+    address = server.scenario(redirect=f"{other}/v1/chat/completions")
+    with pytest.raises(InputError):
+        ServerJudge(address, RUBRIC, JudgeOptions(headers={"api-key": KEY}))
+    assert server.stats(address)["counts"]["chat"] > 0
+    assert server.stats(other)["counts"] == {}
+
+
+def test_a_plain_header_hides_no_answer(server):
+    headers = {"X-Title": "capital cities of the world"}
+    judge = server.scenario(prefix="Of the capital cities of the world.\n", header=["X-Title", headers["X-Title"]])
+    with ServerJudge(judge, RUBRIC, JudgeOptions(headers=headers, max_tokens=64)) as judge:
+        assert "capital cities" in ask_one(judge).text
+
+
+def test_a_header_of_the_user_takes_the_place_of_ours(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "not-this-one")
+    with ServerJudge(
+        server.scenario(key=KEY), RUBRIC, JudgeOptions(headers={"authorization": f"Bearer {KEY}"})
+    ) as judge:
+        assert ask_one(judge).status == "graded"
+
+
+def test_fields_of_the_user_are_sent_and_are_part_of_the_judge(server):
+    address, body = server.scenario(), {"reasoning_effort": "low", "provider": {"order": ["a"]}}
+    options, identities = JudgeOptions(body=body), []
+    for model in (ServerJudge(address, RUBRIC, options), ServerTextModel(address, options)):
+        with model:
+            list((model.answers if isinstance(model, ServerJudge) else model.complete)([planted_question("a")]))
+            identities.append(dict(model.identity))
+        sent = server.stats(address)["body"]
+        assert sent.items() >= body.items() and sent["stream"] is False
+    for identity, model in zip(identities, (ServerJudge(address, RUBRIC), ServerTextModel(address)), strict=True):
+        with model:
+            assert identity.pop("body") == body
+            assert dict(model.identity) == identity, "without fields, ledgers keep their keys"
+
+
+def test_headers_and_fields_on_the_command_line():
+    words = {"headers": ["api-key=$KEY", "x=a=b"], "body": ["n_probs=3", "effort=low", 'p={"a": 1}']}
+    found = ServerSettings.load(None, words)
+    assert found.headers == {"api-key": "$KEY", "x": "a=b"}
+    assert found.body == {"n_probs": 3, "effort": "low", "p": {"a": 1}}
+    for wrong in ({"headers": ["api-key"]}, {"body": ["stream=1"]}, {"body": {"messages": []}}, {"headers": {"a": 1}}):
+        with pytest.raises(ConfigError):
+            ServerSettings.load(None, wrong)
+
+
+def test_a_server_that_streams_unless_told_otherwise_answers(server):
+    with ServerJudge(server.scenario(streams="unless told"), RUBRIC) as judge:
+        assert ask_one(judge).status == "graded"
+
+
+def test_an_address_without_a_chat_server_is_named_with_a_way_that_works(server):
+    address = f"{server.base}/no/such/place/v1"
+    with pytest.raises(InputError) as caught:
+        ServerJudge(address, RUBRIC, JudgeOptions(model="m"))
+    assert caught.value.where == address and "cross-encoder:" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["batch:requests.jsonl", "cross-encoder:http://h/v1", "openai:gpt-4", "qwen2.5:7b", "cross-encoder:https://h"],
+)
+def test_a_name_of_no_judge_is_refused_before_the_hub_is_asked(name):
+    with pytest.raises(InputError) as caught:
+        JudgeConfig(judge={"name": name}).open()
+    ways = ("--judge http", "cross-encoder:FOLDER")
+    assert name in caught.value.got and any(way in caught.value.fix for way in ways)
 
 
 def test_models():

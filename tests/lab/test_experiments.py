@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_a_refused_experiment_leaves_no_folder_unless_it_has_results(tmp_path, f
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".hidden").touch()
     with pytest.raises(InvalidFileError):
-        do(tmp_path / "out", words, bad=InvalidFileError("pairs.csv", []))
+        do(tmp_path / "out", words, bad=InvalidFileError(Path("pairs.csv")))
     assert {path.name for path in (tmp_path / "out").iterdir()} == (
         {".hidden"} if first else {".hidden", ".lock", "run.json", "runs"}
     )

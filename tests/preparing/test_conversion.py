@@ -14,6 +14,7 @@ from bixse.cli.main import main
 from bixse.errors import InputError, OutputExistsError, StorageError
 from bixse.files.files import file_hash
 from bixse.preparing import transforms
+from bixse.preparing.formats import FORMATS
 from helpers.command import call, refused
 
 
@@ -125,6 +126,44 @@ def test_mean_of_several_relevances_has_no_grade(run):
     assert "'q'" in error.value.got and "--dedup" in error.value.fix
     _, table = run("pairs", rows, dedup=True)
     assert (table.relevance.tolist(), table.extra["grade"]) == ([0.5, 1.0], [None, 3.0])
+
+
+UMBRELA = {"query": {"qid": "1", "text": "q"}, "passage": {"docid": "2", "text": "d"}, "result_status": 1}
+LISTS = {"query_id": "1", "query": "q"}
+TWO_GRADES = {
+    "lightblue": [
+        {"question": "q", "context": "d", "32B_score_probs": probs, "32B_score_probs_rev": probs}
+        for probs in ([1, 0, 0, 0, 0], [0, 0, 0, 0, 1])
+    ],
+    "e5": [{"query": "q", "positive": "d", "negative": "d"}],
+    "flagembedding": [{"query": "q", "pos": ["d"], "neg": ["d"]}],
+    "tevatron": [{**LISTS, "positive_passages": [{"docid": "2", "text": "d"}],
+                  "negative_passages": [{"docid": "2", "text": "d"}]}],
+    "sentence-transformers": [{"anchor": "q", "positive": "d", "negative": "d"}],
+    "umbrela": [{**UMBRELA, "judgment": 0}, {**UMBRELA, "judgment": 3}],
+    "beir": b"query-id\tcorpus-id\tscore\n1\t2\t0\n1\t2\t3\n",
+    "trec": b"1 0 2 0\n1 0 2 3\n",
+    "table": [{"query": "q", "document": "d", "grade": grade} for grade in (0, 3)],
+    "pairs": [{"query": "q", "document": "d", "relevance": z} for z in (0, 1)],
+}  # fmt: skip
+"""Format -> rows that give one pair the lowest and the highest relevance."""
+
+
+@pytest.mark.parametrize("source", FORMATS)
+def test_dedup_takes_the_mean_of_two_grades_in_every_format(tmp_path, source):
+    given, form = TWO_GRADES[source], FORMATS[source]
+    file = "c/qrels/test.tsv" if source == "beir" else "c/nq.jsonl"
+    texts = {"c/queries.jsonl": files.lines([{"_id": "1", "text": "q"}]),
+             "c/corpus.jsonl": files.lines([{"_id": "2", "text": "d"}])}  # fmt: skip
+    folder = files.put(tmp_path, {file: given if isinstance(given, bytes) else files.lines(given), **texts}) / "c"
+    options = {"scale": (0, 3)} if form.needs_scale else {"score_map": "binary"} if form.needs_map else {}
+    options |= {n: folder / f"{n}.jsonl" for n in ("queries", "corpus") if source == "trec"}
+    path = folder if source == "beir" else tmp_path / file
+    with pytest.raises(InputError):
+        convert(ConvertSettings(source=source, path=path, **options), tmp_path / "out")
+    convert(ConvertSettings(source=source, path=path, dedup=True, **options), tmp_path / "out")
+    (row,) = load_graded_pairs(tmp_path / "out" / "pairs.parquet").rows()
+    assert (row["query"], row["document"], row["relevance"], row.get("grade")) == ("q", "d", 0.5, None)
 
 
 def test_repeated_pair_is_written_once(run):

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 
 from bixse.data.graded_pairs import GradedPairs
+from bixse.encoders import lengths
 from bixse.encoders.loading.backbones import switch_attention
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import make_weights_float32
@@ -154,25 +155,25 @@ class TestLengths:
     )
 
     def test_texts_longer_than_the_encoder_reads_are_counted(self, tiny_model):
-        (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
+        (warning,) = lengths.check_lengths(tiny_model, self.PAIRS)
         assert warning.startswith("2 of 4 documents ") and " 32 " in warning
         tiny_model.max_seq_length = 16
-        (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
+        (warning,) = lengths.check_lengths(tiny_model, self.PAIRS)
         assert warning.startswith("2 of 4 queries and 2 of 4 documents ") and " 16 " in warning
         tiny_model.max_seq_length = 200
-        assert checks.check_lengths(tiny_model, self.PAIRS) == []
+        assert lengths.check_lengths(tiny_model, self.PAIRS) == []
 
     def test_the_prompt_before_a_text_counts(self, tiny_model):
         tiny_model.prompts = {"query": "find a path in the tree of ", "document": ""}
         tiny_model.max_seq_length = 8
-        (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
+        (warning,) = lengths.check_lengths(tiny_model, self.PAIRS)
         assert warning.startswith("4 of 4 queries ") and "prompt" in warning
 
     def test_of_many_texts_a_sample_is_tokenised(self, tiny_model, monkeypatch):
-        monkeypatch.setattr(checks, "TEXTS_COUNTED", 10)
+        monkeypatch.setattr(lengths, "TEXTS_COUNTED", 10)
         texts = [f"{'list ' * (40 if n % 2 else 12)}{'a' * n}" for n in range(57)]
         pairs = GradedPairs.from_rows({"query": "copy", "document": text, "relevance": 1.0} for text in texts)
-        (warning,) = checks.check_lengths(tiny_model, pairs)
+        (warning,) = lengths.check_lengths(tiny_model, pairs)
         assert re.match(r"\d of 10 sampled documents ", warning)
 
 

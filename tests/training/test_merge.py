@@ -68,9 +68,13 @@ def train_guarded(guarded, tmp_path):
 
 
 class TestRefused:
-    def test_dev_queries_of_the_training_pairs_are_counted_and_refused_unless_allowed(self, tmp_path, train_toy):
+    @pytest.mark.parametrize("spelling", ["{}", " {}\n", "\N{NO-BREAK SPACE}{}"])
+    def test_dev_queries_of_the_training_pairs_are_counted_and_refused_unless_allowed(
+        self, tmp_path, train_toy, spelling
+    ):
         leaky = {**ACTIONS.qrels["dev"], "q0-0": ACTIONS.qrels["train"]["q0-0"]}
-        save_collection(Collection("leaky", ACTIONS.corpus, ACTIONS.queries, {"dev": leaky}), tmp_path / "leaky")
+        queries = {**ACTIONS.queries, "q0-0": spelling.format(ACTIONS.queries["q0-0"].upper())}
+        save_collection(Collection("leaky", ACTIONS.corpus, queries, {"dev": leaky}), tmp_path / "leaky")
         settings = {"dev": tmp_path / "leaky", "merge": HALF, "optimizer": {"num_train_epochs": 1}}
         with pytest.raises(InputError, match=f"1 of {len(leaky)}"):
             train_toy(**settings)

@@ -238,10 +238,14 @@ def test_a_limit_on_the_price_holds_over_the_epochs_and_over_an_interruption(set
 
 def test_another_address_or_speed_is_the_same_run():
     one, other = (
-        TrainConfig(pairs="p", regrade={"judge": f"http://{host}", "options": {"concurrency": n}, "ledger": ledger})
-        for host, n, ledger in (("a", 1, None), ("b", 9, "l"))
+        TrainConfig(pairs="p", regrade={"judge": f"http://{host}", "options": options, "ledger": ledger})
+        for host, options, ledger in (
+            ("a", {"concurrency": 1}, None),
+            ("b", {"concurrency": 9, "headers": {"api-key": "secret"}}, "l"),
+        )
     )
     assert one.identity() == other.identity()
+    assert "secret" not in str(other.identity())
     assert one.identity() != TrainConfig(pairs="p", regrade={"judge": "http://a", "budget": 7}).identity()
 
 

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import save
 from torch.nn.functional import normalize
 
+from bixse.data.joined import Unjoined, check_joined, without_relevant
 from bixse.data.run import open_run
 from bixse.encoders.platt import fit_platt
-from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.errors import InputError, InvalidFileError
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run, mean
 from bixse.evaluation.statistics import difference_of, paired_differences
 from bixse.files.files import hash_files, write_atomically
@@ -77,6 +78,7 @@ class AdaptResult:
     seconds: float = 0.0
     artifacts: dict[str, str] = field(default_factory=dict)
     """The adapter, only if it is better on dev."""
+    warnings: list[str] = field(default_factory=list)
     reused: bool = False
 
 
@@ -132,7 +134,10 @@ def adapt(settings: AdaptSettings, out: Path, progress: ProgressBars | None = No
         save_adapter(out / ADAPTER_FILE, down, up, scale, bias, settings.vectors_of)
         artifacts["adapter"] = str(out / ADAPTER_FILE)
     seconds = round(time.monotonic() - started, 1)
-    result = AdaptResult(len(rows), width, len(train), mean(base), ceiling, gain, steps, shrinkage, seconds, artifacts)
+    warnings = check_joined(settings.dev or settings.pairs, [without_relevant(dev)], "", allowed=True)
+    result = AdaptResult(
+        len(rows), width, len(train), mean(base), ceiling, gain, steps, shrinkage, seconds, artifacts, warnings
+    )
     record.results = asdict(result)
     record.save("finished")
     return result
@@ -162,12 +167,13 @@ def read_pairs(path: Path, queries: Mapping[str, int], documents: Mapping[str, i
     errors, graded = InvalidFileError(path), defaultdict[str, dict[str, float]](dict)
     for row, pair in read_rows(path, PAIR_COLUMNS, errors):
         query, document, relevance = pair.values()
-        for name, known in (("query_id", queries), ("document_id", documents)):
-            if pair[name] not in known:
-                errors.add(row, name, shorten(pair[name]), "an id with a vector", "export its vector, or drop the row")
         if graded[query].setdefault(document, relevance) != relevance:
             errors.add(row, "relevance", f"{relevance:g}", "one relevance per pair", "keep one of the rows")
     errors.raise_any()
+    judged = dict.fromkeys(name for row in graded.values() for name in row)
+    parts = (Unjoined.of("queries have no vector", graded, queries),
+             Unjoined.of("documents have no vector", judged, documents))  # fmt: skip
+    check_joined(path, parts, "export their vectors with the ids of the pairs, or drop the rows", every=True)
     return dict(graded)
 
 

@@ -25,9 +25,11 @@ from bixse.calibration.calibrate_head import (
     pair_cosines,
     read_scores,
 )
+from bixse.data.joined import check_joined
 from bixse.data.run import open_run
 from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import prompt_for, use_task
+from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.build import load_scorer, model_hashes, model_path_settings, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import save_whole
@@ -70,6 +72,8 @@ class CalibrateResult:
     cuts: tuple[CosineCut, ...] = ()
     """Cuts for vector stores, the highest cosine first."""
     reused: bool = False
+    input_warnings: tuple[str, ...] = ()
+    """Warnings of pairs that are not of the collection, and of texts that are longer than the model reads."""
 
     @property
     def refused(self) -> bool:
@@ -77,9 +81,9 @@ class CalibrateResult:
         return not (self.saved or self.check.is_useful)
 
     def warnings(self) -> list[str]:
-        """Warn of a calibration kept in spite of the check, and of thresholds whose interval is too low."""
+        """Warn of the pairs, of a calibration kept in spite of the check, and of thresholds with a low interval."""
         anyway = self.saved and not (self.check.helps and self.check.is_useful)
-        return ([f"kept anyway: {self.check.finding}"] if anyway else []) + [
+        return [*self.input_warnings, *([f"kept anyway: {self.check.finding}"] if anyway else [])] + [
             f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries "
             "narrow it, a higher --at-precision stays on the safe side"
             for point in self.points
@@ -118,13 +122,17 @@ def calibrate(
             lambda **values: TypeAdapter(CalibrateResult).validate_python(values),
             lambda result: [file for kind, file in kinds.items() if kind in result.artifacts],
         )
-    encoder, negatives, of_vectors = None, 0, True
+    encoder, negatives, of_vectors, doubts = None, 0, True, list[str]()
     if scored is not None:
         pairs, facts = scored
     elif judged is not None:
-        graded, facts, negatives = judged
+        graded, facts, negatives, unjoined = judged
+        # a relevant document under another id could be drawn as an irrelevant one; other queries can be right
+        doubts = check_joined(settings.pairs or "", unjoined[:1], "give the collection of the pairs to --collection")
+        doubts += check_joined(settings.pairs or "", unjoined[1:], "", allowed=True)
         encoder = load_scorer(str(model), dimensions=settings.dimensions)
         use_task(encoder, settings.task)
+        doubts += check_lengths(encoder, graded)
         of_vectors = isinstance(encoder, SentenceTransformer)  # a reranker gives logits, which need no scale
         scale = PLAIN_SCALE if of_vectors else 1.0
         pairs = ScoredPairs(
@@ -136,7 +144,7 @@ def calibrate(
     check = held_out_check(before, pairs)
     saved = settings.anyway or (check.helps and check.is_useful)
     precision = "" if encoder is None else resolve_precision(device=encoder.device)
-    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved)
+    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved, input_warnings=tuple(doubts))
     if result.refused:
         return result
     head = before

@@ -15,6 +15,7 @@ from bixse.calibration.calibrate_settings import POSITIVE_FROM
 from bixse.calibration.reliability import Auc, auc, calibration_report, reweight_to_prevalence
 from bixse.data.collection import load_collection
 from bixse.data.graded_pairs import with_random_negatives
+from bixse.data.joined import Unjoined
 from bixse.data.pairs_files import load_graded_pairs, load_scores
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead, Threshold
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bixse.calibration.calibrate_settings import CalibrateSettings
+    from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.encoders.scorers import Scorer
@@ -185,17 +187,31 @@ def fit_head(
     )
 
 
-def judged_pairs(settings: CalibrateSettings) -> tuple[GradedPairs, str, int]:
-    """Return the pairs of the settings, their description, and the number of random documents added as irrelevant."""
+def judged_pairs(settings: CalibrateSettings) -> tuple[GradedPairs, str, int, tuple[Unjoined, ...]]:
+    """Return pairs, their description, the number of random irrelevant documents added, and ids of no collection."""
     path = settings.pairs or Path()
     pairs = load_graded_pairs(path)
     facts = f"{len(pairs)} pairs of {path.name}"
     if settings.negatives is None or settings.collection is None:
-        return pairs, facts, 0
+        return pairs, facts, 0, ()
     collection = load_collection(settings.collection)
     more = with_random_negatives(pairs, collection, settings.negatives, settings.seed)
     added = len(more) - len(pairs)
-    return more, f"{facts} and {added} random documents of {collection.name} as irrelevant pairs", added
+    facts = f"{facts} and {added} random documents of {collection.name} as irrelevant pairs"
+    return more, facts, added, _unjoined(collection, pairs)
+
+
+def _unjoined(collection: Collection, pairs: GradedPairs) -> tuple[Unjoined, ...]:
+    """Return the documents and the queries of pairs that a collection lacks."""
+    texts = {text for document in collection.corpus.values() for text in (document.content, document.text)}
+    documents = dict(zip(pairs.document_ids, pairs.documents, strict=True))
+    queries, asked = dict(zip(pairs.query_ids, pairs.queries, strict=True)), set(collection.queries.values())
+    return tuple(
+        Unjoined.of(f"{kind} are not in {collection.name}, by id or by text", named,
+                    {name for name, text in named.items() if name in known or text in known_texts})
+        for kind, named, known, known_texts in (("documents", documents, collection.corpus, texts),
+                                                ("queries", queries, collection.queries, asked))
+    )  # fmt: skip
 
 
 def read_scores(settings: CalibrateSettings, path: Path) -> tuple[ScoredPairs, str]:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from bixse.data.joined import Twins, Unjoined, check_joined, unjoined_judgements, without_relevant
 from bixse.data.trec import read_qrels, write_qrels
-from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.errors import InputError
 from bixse.files.rows import read_blocks, write_rows
 from bixse.files.values import FileColumn, normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from bixse.relevance import Qrels
 
@@ -24,15 +25,22 @@ if TYPE_CHECKING:
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """The treatment of judgements that name a document which the corpus lacks."""
 DOCUMENT_COLUMNS = (
-    FileColumn("_id", "id", unique=True),
+    # MS MARCO 2 has two ids for a passage: `docid` is that of its document
+    FileColumn("_id", "id", unique=True, other_names=("pid", "docid", "doc_id", "document_id", "id")),
     FileColumn("title", needed=False),
-    FileColumn("text", may_be_empty=True),
+    FileColumn("text", may_be_empty=True, other_names=("contents", "passage", "segment", "body", "document")),
 )
-"""Columns of a corpus. Documents without title and text are valid: published corpora hold some, even judged ones."""
+"""Columns of a corpus, under the names that tools use.
+
+Documents without title and text are valid: published corpora hold some, even judged ones.
+"""
 WORD = re.compile(r"\w+")
 QUOTED_WORDS = 5
 """Shorter queries are names of topics, which relevant documents are expected to hold."""
-QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
+QUERY_COLUMNS = (
+    FileColumn("_id", "id", unique=True, other_names=("qid", "query_id", "id", "topic_id", "question_id")),
+    FileColumn("text", other_names=("query", "question", "title", "query_text")),
+)
 
 
 class Document(NamedTuple):
@@ -58,8 +66,8 @@ class Collection:
     queries: Mapping[str, str]
     qrels: Mapping[str, Qrels] = field(default_factory=dict)
     """Split -> query id -> document id -> grade, judged zeros included."""
-    missing: Mapping[str, int] = field(default_factory=dict)
-    """Split -> number of judgements left out since the corpus lacks their document."""
+    warnings: tuple[str, ...] = ()
+    """Counts of judgements, queries and documents that do not count, or count otherwise than they look."""
 
 
 def load_collection(
@@ -69,7 +77,7 @@ def load_collection(
 
     The folder holds `corpus.jsonl` ({_id, title, text}), `queries.jsonl` ({_id, text}) and `qrels/<split>.tsv`; without
     `splits` every qrels file is read. If judgements name documents that the corpus lacks, "refuse" raises; "drop"
-    leaves them out and counts them in `Collection.missing`. Metrics then differ from those of the complete collection:
+    leaves them out and counts them in `Collection.warnings`. Metrics then differ from those of the complete collection:
     the ideal ranking lacks these documents too. All errors of a file are raised together.
 
     Example:
@@ -84,17 +92,18 @@ def load_collection(
     corpus = load_corpus(folder)
     queries = read_queries(folder / "queries.jsonl")
     qrels: dict[str, Qrels] = {}
-    missing: dict[str, int] = {}
+    warnings: list[str] = []
     for split in splits if splits is not None else splits_of(folder):
         path = judgements_of(folder, split)
         judged = read_qrels(path)
         absent = {document_id for row in judged.values() for document_id in row if document_id not in corpus}
-        if missing_documents == "drop":
-            judged, missing[split] = drop_missing(judged, absent)
-            absent = set()
-        check_qrels(path, judged, queries, absent)
-        qrels[split] = judged
-    return Collection(folder.resolve().name, corpus, queries, qrels, missing)
+        qrels[split], lines = check_qrels(path, judged, queries, absent, missing_documents == "drop")
+        twins = Twins(qrels[split])
+        for name, document in corpus.items():
+            twins.see(name, document.content)
+        parts = [without_relevant(qrels[split]), twins.count(lambda: iter(corpus))]
+        warnings += [*lines, *check_joined(path, parts, "", allowed=True)]
+    return Collection(folder.resolve().name, corpus, queries, qrels, tuple(warnings))
 
 
 def files_of_split(folder: Path, split: str) -> dict[str, Path]:
@@ -159,6 +168,8 @@ class CorpusCheck:
     """Judged documents that the corpus lacks."""
     quoted: set[str] = field(default_factory=set)
     """Queries of `QUOTED_WORDS` words or more that occur in one of their relevant documents."""
+    twins: tuple[Unjoined, ...] = ()
+    """Documents with the text of a relevant one that nobody judged."""
 
 
 def check_corpus(
@@ -169,9 +180,10 @@ def check_corpus(
 ) -> CorpusCheck:
     """Read a corpus of any size once and find the judged documents; `see` is called for every document.
 
-    With `queries`, each relevant document is searched for the words of its own queries.
+    With `queries`, each relevant document is searched for the words of its own queries, and the corpus for its text.
     """
     check = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
+    twins = None if queries is None else Twins(qrels)
     phrases = {query_id: _words(text) for query_id, text in (queries or {}).items() if query_id in qrels}
     asked: dict[str, list[str]] = {}
     for query_id, phrase in phrases.items():
@@ -183,6 +195,8 @@ def check_corpus(
         check.missing.discard(name)
         if see is not None:
             see(name, document)
+        if twins is not None:
+            twins.see(name, document.content)
         if not document.content:
             check.empty.append(name)
         if name in qrels:
@@ -191,14 +205,9 @@ def check_corpus(
             words = _words(document.content)
             check.quoted.update(query_id for query_id in asked[name] if phrases[query_id] in words)
     _refuse_all_empty(path, check.count, len(check.empty))
+    if twins is not None:
+        check.twins = (twins.count(lambda: (name for name, _ in stream_documents(path))),)
     return check
-
-
-def drop_missing(qrels: Qrels, missing: Container[str]) -> tuple[dict[str, dict[str, float]], int]:
-    """Return the judgements of existing documents, and the number left out; queries without judgements are dropped."""
-    existing = {query_id: {d: g for d, g in judged.items() if d not in missing} for query_id, judged in qrels.items()}
-    number = sum(map(len, qrels.values())) - sum(map(len, existing.values()))
-    return {query_id: judged for query_id, judged in existing.items() if judged}, number
 
 
 def save_collection(collection: Collection, folder: str | Path) -> None:
@@ -213,24 +222,33 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
         write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
 
 
-def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: Container[str]) -> None:
-    """Refuse judgements with ids that the collection lacks, or without a relevant document."""
-    errors = InvalidFileError(path)
-    for query_id, judged in qrels.items():
-        if query_id not in queries:
-            fix = "add the query or drop its rows"
-            errors.add(None, "query-id", shorten(query_id), "an id of queries.jsonl", fix)
-        for document_id in judged:
-            if document_id in missing:
-                got = f"{shorten(document_id)} (judged for query {query_id!r})"
-                fix = "add the document or drop the row (bixse evaluate: --missing-documents drop)"
-                errors.add(None, "corpus-id", got, "an id of corpus.jsonl", fix)
-    errors.raise_any()
+def check_qrels(
+    path: Path, qrels: Qrels, queries: Mapping[str, str], missing: set[str], drop: bool = False
+) -> tuple[Qrels, list[str]]:
+    """Return the judgements that count, with warnings; refuse ids that the collection lacks, and no relevant document.
+
+    With `drop`, judgements of `missing` documents are left out, and so are queries that no judgement is left for.
+    """
+    parts = unjoined_judgements(qrels, queries, missing)
+    fix = "give corpus, queries and judgements of one collection, or drop the rows of ids that are gone (of documents: "
+    check_joined(path, parts[:1] if drop else parts, f"{fix}bixse evaluate --missing-documents drop)", every=True)
+    warnings: list[str] = []
+    if drop:
+        named = [name for judged in qrels.values() for name in judged]
+        lost = [name for name in named if name in missing]
+        what = "judgements name a document that the corpus lacks and are left out: metrics are not those of all of them"
+        before = qrels
+        existing = {query: {d: g for d, g in judged.items() if d not in missing} for query, judged in qrels.items()}
+        qrels = {query: judged for query, judged in existing.items() if judged}
+        parts = (Unjoined(what, len(lost), len(named), next(iter(lost), "")),
+                 Unjoined.of("judged queries have no judgement left and do not count", before, qrels))  # fmt: skip
+        warnings = check_joined(path, parts, "", allowed=True)
     if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
         raise InputError(
             f"{path}: got no judgement above 0; expected at least one relevant document; "
             "fix: choose a split with judged queries"
         )
+    return qrels, warnings
 
 
 def _check_folder(folder: Path) -> None:
@@ -255,20 +273,14 @@ def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
 
 def warn_of_collection(
     corpus: CorpusCheck,
-    missing: int,
-    split: str,
     queries: Mapping[str, str],
     qrels: Qrels,
     min_relevant_grade: float,
     exclude_self: bool,
 ) -> list[str]:
-    """Warn of documents without text, low grades, and queries that are documents.
-
-    `missing` is the number of judgements left out since the corpus lacks their document.
-    """
+    """Warn of documents without text, low grades, and queries that are documents."""
     return [
         *warn_of_empty(corpus.empty, corpus.count),
-        *warn_of_missing(missing, qrels, split),
         *_warn_of_grades(qrels, min_relevant_grade),
         *_warn_of_self_matches(queries, corpus.named_as_queries, exclude_self),
         *_warn_of_quoted(len(corpus.quoted), len(queries)),
@@ -283,17 +295,6 @@ def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
     """
     shown = f"neither title nor text ({empty[0]!r}): they stay in the corpus" if empty else ""
     return [f"{len(empty)} of {count} documents have {shown}"] if empty else []
-
-
-def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
-    """Return a warning that counts the judgements left out of `qrels`, or no warning."""
-    if not missing:
-        return []
-    total = missing + sum(map(len, qrels.values()))
-    return [
-        f"{missing:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are left "
-        "out: metrics differ from those of the complete collection"
-    ]
 
 
 def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
+SPENT_FILE = "spent.jsonl"
+"""The file of what requests have cost; a command that failed before it had a record may have written it."""
 RUN_FILE = "run.json"
 PACKAGES = ("bixse", "torch", "sentence-transformers", "transformers", "numpy", "bm25s")
 T = TypeVar("T")
@@ -97,7 +99,7 @@ def open_run(
     with storage_errors(folder):
         is_file = folder.exists() and not folder.is_dir()
         names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    visible = sorted(name for name in names if not name.startswith("."))
+    visible = sorted(name for name in names if not (name.startswith(".") or name.endswith(SPENT_FILE)))
     if is_file or (visible and RUN_FILE not in visible):
         got = "a file" if is_file else f"files that are no run of bixse ({', '.join(visible[:3])})"
         raise OutputExistsError(f"{folder}: got {got}; expected a new or empty folder; fix: choose another --out")

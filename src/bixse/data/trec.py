@@ -52,14 +52,16 @@ def numbers(entries: Mapping[str, Any], what: str, infinite: bool = False) -> ND
     )
 
 
-def read_run(path: str | Path) -> dict[str, dict[str, float]]:
+def read_run(path: str | Path, contradicted: list[str] | None = None) -> dict[str, dict[str, float]]:
     """Read a TREC run file: lines of query id, Q0, document id, rank, score, tag.
 
-    The rank is ignored, as in trec_eval: scores and document ids define the order.
+    The rank is ignored, as in trec_eval: scores and document ids define the order. `contradicted` gets the queries
+    whose ranks are those of another order, as in a run of distances.
     """
     path = Path(path)
     errors = InvalidFileError(path)
     run: dict[str, dict[str, float]] = {}
+    places: dict[str, list[tuple[float, float]]] = {}
     for number, line, _ in text_lines(path, errors):
         fields = line.split()
         if len(fields) != 6:
@@ -67,7 +69,7 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
             expected = "query id, Q0, document id, rank, score, tag"
             errors.add(number, None, got, expected, "write six columns per line")
             continue
-        query_id, _, document_id, _, text, _ = fields
+        query_id, _, document_id, rank, text, _ = fields
         score = number_of(text)
         if math.isnan(score):
             errors.add(number, "score", shorten(text), "a number", "drop the line or score it again")
@@ -76,10 +78,27 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
             errors.add(number, "document id", got, "a document once per query", "keep its best line")
         else:
             run.setdefault(query_id, {})[document_id] = score
+            if contradicted is not None:
+                places.setdefault(query_id, []).append((number_of(rank), score))
     errors.raise_any()
     if not run:
         raise _nothing(path, "run")
+    if contradicted is not None:
+        contradicted += [query_id for query_id, lines in places.items() if _is_other_order(lines)]
     return run
+
+
+def _is_other_order(lines: list[tuple[float, float]]) -> bool:
+    """Return True if a (rank, score) of a lower rank has a higher score, compared in float32 as by trec_eval."""
+    with np.errstate(over="ignore"):
+        ranks, scores = np.array(lines).T[0], np.array(lines).T[1].astype(np.float32)
+    lowest = np.inf
+    for rank in np.unique(ranks[np.isfinite(ranks)]):  # equal ranks say nothing of each other
+        here = scores[ranks == rank]
+        if here.max() > lowest:
+            return True
+        lowest = min(lowest, here.min())
+    return False
 
 
 def write_run(path: str | Path, run: Ranking, tag: str) -> None:
@@ -120,8 +139,11 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
     return qrels
 
 
-def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, str, float]]:
-    """Yield row, query id, document id and grade of each judgement of a file; see `read_qrels`."""
+def qrels_rows(path: Path, errors: InvalidFileError, several: bool = False) -> Iterator[tuple[int, str, str, float]]:
+    """Yield row, query id, document id and grade of each judgement of a file; see `read_qrels`.
+
+    Another grade of a pair is an error, unless `several`.
+    """
     is_beir: bool | None = None
     first: dict[tuple[str, str], tuple[int, float]] = {}
     count = 0
@@ -151,7 +173,7 @@ def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
             continue
         query_id, document_id, grade = values
         before, known = first.setdefault((query_id, document_id), (row, grade))
-        if known != grade:
+        if known != grade and not several:
             got = f"{grade:g} where row {before} has {known:g} for query {query_id!r}, document {document_id!r}"
             errors.add(row, "score", got, "one grade per pair", "keep one of the two rows")
             continue

@@ -42,13 +42,28 @@ def encode_texts(
     A text without tokens is embedded as 0. `progress` gets the number of texts since its last call. `prompt` replaces
     the prompt of the model; "" means no prompt.
     """
+    return encode_and_count(model, texts, kind, precision, progress, prompt)[0]
+
+
+def encode_and_count(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    kind: Kind,
+    precision: str | None = None,
+    progress: Callable[[int], None] | None = None,
+    prompt: str | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Embed texts as `encode_texts` does; also return (N,) 1 for a text that is longer than the model reads, else 0."""
     row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     distinct = list(row_of)
     before = prompt_for(model, kind) if prompt is None else prompt or None
     if progress is not None and len(distinct) < len(texts):
         progress(len(texts) - len(distinct))
-    embeddings = encode_here(model, distinct, kind, before, resolve_precision(precision, model.device), progress)
-    return embeddings if len(distinct) == len(texts) else embeddings[[row_of[text] for text in texts]]
+    parts = encode_here(model, distinct, kind, before, resolve_precision(precision, model.device), progress)
+    if len(distinct) < len(texts):
+        rows = [row_of[text] for text in texts]
+        return parts[0][rows], parts[1][rows]
+    return parts
 
 
 @torch.no_grad()  # no inference mode: it makes buffers of a sharded encoder that training cannot use
@@ -59,17 +74,20 @@ def encode_here(
     prompt: str | None,
     precision: Precision,
     progress: Callable[[int], None] | None = None,
-) -> NDArray[np.float32]:
-    """Embed distinct texts, each after `prompt`; see `encode_texts`."""
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Embed distinct texts, each after `prompt`; see `encode_and_count`."""
     was_training = model.training
     model.eval()
     order = by_length(texts)
     dimensions = model.get_embedding_dimension() or 0
     embeddings = np.zeros((len(texts), dimensions), dtype=np.float32)
+    is_cut = np.zeros(len(texts), dtype=np.float32)
     try:
         for start in range(0, len(texts), TEXTS_PER_BLOCK):
             rows = order[start : start + TEXTS_PER_BLOCK]
             features = model.preprocess([texts[row] for row in rows], prompt=prompt, task=kind)
+            # slow tokenizers do not tell what they cut
+            is_cut[rows] = [bool(part.overflowing) for part in getattr(features, "encodings", None) or ()] or 0
             features = batch_to_device(dict(features), model.device)
             with autocast(model.device, precision):
                 block = embed_features(model, features)
@@ -78,7 +96,7 @@ def encode_here(
                 progress(len(rows))
     finally:
         model.train(was_training)
-    return embeddings
+    return embeddings, is_cut
 
 
 def by_length(texts: Sequence[str]) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bixse.data.joined import check_joined, query_counts, unanswered, without_relevant
 from bixse.data.run import open_run
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import model_path_settings
@@ -51,6 +52,8 @@ class Evaluation:
     precision: str | None = None
     group: str = ""
     """Name of a group; the query sets of a group count as one in the mean of a suite."""
+    queries: str = ""
+    """The number of queries that the means count, and of queries that they leave out, in words."""
 
 
 def evaluate(
@@ -93,20 +96,28 @@ def evaluate_query_sets(
     """Return name of the query set -> `evaluate`, the corpus encoded once; several sets get subfolders of `out`."""
     record = open_evaluation(system, task, out) if out is not None else None
     reused = record is not None and record.status == "finished"
+    doubts = system.check_answers(task, refuse=not reused)
     if record is not None and reused:
         runs: Mapping[str, Ranking] = {
             query_set.name: read_run(_folder(record, task, query_set) / RUN_NAME) for query_set in task.query_sets
         }
-        seconds = float(record.results.get("seconds", 0.0))
+        seconds, searched = float(record.results.get("seconds", 0.0)), record.results.get("warnings", ())
     else:
         runs, seconds = _search(system, task, record, progress)
+        searched = system.notes
         _refuse_no_hits(system, runs)
     results = {}
     for query_set in task.query_sets:
-        per_query = evaluate_run(query_set.qrels, runs[query_set.name], METRICS, task.min_relevant_grade)
+        run = runs[query_set.name]
+        per_query = evaluate_run(query_set.qrels, run, METRICS, task.min_relevant_grade)
+        left_out, silent = without_relevant(query_set.qrels), unanswered(next(iter(per_query.values())), run)
+        notes = check_joined(query_set.name, [left_out], "", allowed=True)
+        why = system.why_unanswered and f": {system.why_unanswered}"
+        notes += [f"{system.label}: {silent}{why}"] if silent.count else []
         results[query_set.name] = Evaluation(
-            query_set.name, mean(per_query), per_query, runs[query_set.name], seconds, reused, task.warnings,
-            system.precision, query_set.group or query_set.name,
+            query_set.name, mean(per_query), per_query, run, seconds, reused,
+            (*task.joined, *task.warnings, *searched, *doubts, *notes), system.precision,
+            query_set.group or query_set.name, query_counts(silent.total, left_out.count, silent.count),
         )  # fmt: skip
     if record is not None:
         files = [_folder(record, task, query_set) / PER_QUERY_NAME for query_set in task.query_sets]
@@ -155,6 +166,8 @@ def _write(record: Run, system: System, task: Task, results: Mapping[str, Evalua
         write_atomically(folder / PER_QUERY_NAME, json.dumps(results[query_set.name].per_query, indent=1) + "\n")
     metrics = {name: evaluation.metrics for name, evaluation in results.items()}
     record.results = {"metrics": metrics if len(metrics) > 1 else next(iter(metrics.values())), "seconds": seconds}
+    if system.notes:
+        record.results["warnings"] = list(system.notes)
     if system.prompts_hash is not None:
         record.results["prompts_hash"] = system.prompts_hash
     record.timings["search"] = seconds

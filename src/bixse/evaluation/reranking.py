@@ -7,8 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sentence_transformers import CrossEncoder
+
 from bixse.data.trec import ranked
 from bixse.encoders.encode import weights_key
+from bixse.encoders.lengths import sampled, warn_of_samples
 from bixse.encoders.loading.build import load_scorer, model_hashes
 from bixse.encoders.loading.kinds import kind_of
 from bixse.encoders.loading.precision import resolve_precision
@@ -82,6 +85,9 @@ class RerankedSystem(System):
     def check(self, instructions: Sequence[str]) -> None:
         self.first.check(instructions)
 
+    def check_answers(self, task: Task, refuse: bool) -> list[str]:
+        return self.first.check_answers(task, refuse)
+
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> Mapping[str, Ranking]:
@@ -100,10 +106,24 @@ class RerankedSystem(System):
                     f"({shorten(unknown[0])}); expected documents of the collection; fix: rerank a run of it"
                 )
             self._candidates = known = task, most, runs, texts
+            self.notes = [*self.first.notes, *self._too_long(task, runs, texts)]
         _, _, runs, texts = known
         return {
             part.name: self._rerank(part.queries, runs[part.name], texts, depth, progress) for part in task.query_sets
         }
+
+    def _too_long(self, task: Task, runs: Mapping[str, Ranking], texts: Mapping[str, str]) -> list[str]:
+        """Warn of what is longer than the reranker reads: pairs, or for another kind queries and documents."""
+        samples = {"documents": sampled(list(texts.values()))}
+        if isinstance(self._loaded, CrossEncoder):
+            best = [
+                (part.queries[query], texts[name])
+                for part in task.query_sets
+                for query, hits in runs[part.name].items()
+                for name in ranked(hits)[: self.depth]
+            ]
+            samples = {"pairs": sampled(best)}
+        return [f"{self.source}: {warning}" for warning in warn_of_samples(self._loaded, samples)]
 
     def _rerank(
         self, queries: Mapping[str, str], run: Ranking, texts: Mapping[str, str], depth: int, progress: Any

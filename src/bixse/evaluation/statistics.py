@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +98,7 @@ def mean_estimate(values: Floats, query_ids: Sequence[str]) -> IntervalEstimate:
     return IntervalEstimate(mean, of_queries.low, of_queries.high, of_queries.few)
 
 
-def few_of_classes(relevant: Floats, query_ids: Collection[str]) -> str:
+def few_of_classes(relevant: npt.NDArray[Any], query_ids: Collection[str]) -> str:
     """Return why (N,) labels, 1 or 0, carry no kappa, rate or AUC; "" if they do: 20 of each class and 20 queries."""
     counts = {"queries": len(set(query_ids)), "relevant pairs": int(np.sum(relevant))}
     counts["irrelevant pairs"] = len(relevant) - counts["relevant pairs"]

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from bixse.data.joined import Unjoined, check_joined, doubt_ranks, unanswered
 from bixse.data.trec import ranked, read_run
-from bixse.encoders.encode import embeddings_key, encode_texts
+from bixse.encoders.encode import embeddings_key, encode_and_count
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path, model_hashes
 from bixse.encoders.loading.precision import resolve_precision
@@ -109,7 +110,8 @@ def search_blocks(
     """
     states: list[_Search | _Reranking] = []
     for query_set in task.query_sets:
-        embeddings = encode_texts(store.model, list(query_set.queries.values()), "query")
+        embeddings, is_cut = encode_and_count(store.model, list(query_set.queries.values()), "query")
+        store.count("queries", is_cut)
         if query_set.candidates is None:
             states.append(_Search(query_set, embeddings, depth + task.exclude_self))  # the query itself is removed
         else:
@@ -122,6 +124,8 @@ def search_blocks(
     if len(searches) < len(states):
         partial = None  # reranking is short, and its state is not saved
     done = _restore(partial, searches) if partial is not None else 0
+    if done:
+        store.count("documents", np.full(done, np.nan, dtype=np.float32))
     if progress is not None and done:
         progress(done)
     saved = time.monotonic()
@@ -167,6 +171,10 @@ class System:
     label: str
     prompts_hash: str | None = None
     """A hash of the prompts of the last search, or None."""
+    why_unanswered: str = ""
+    """The usual reason for queries without an answer."""
+    notes: Sequence[str] = ()
+    """Warnings of the last search."""
 
     @property
     def complete(self) -> bool:
@@ -200,6 +208,10 @@ class System:
 
     def check(self, instructions: Sequence[str]) -> None:
         """Raise InputError, before any other work, if a task with these instruction names cannot be run."""
+
+    def check_answers(self, task: Task, refuse: bool) -> list[str]:
+        """Return doubts about answers that were there before; raise InputError, if `refuse`, for those of others."""
+        return []
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
@@ -305,7 +317,10 @@ class EncoderSystem(System):
         with self._instructed(task.instructions):
             self.prompts_hash = prompts_hash(self.encoder)
             cache = "none" if self.cache is None and task.count > MOST_CACHED else self.cache
-            return search_blocks(EmbeddingStore(self.encoder, cache), task, depth, partial, progress)
+            store = EmbeddingStore(self.encoder, cache)
+            runs = search_blocks(store, task, depth, partial, progress)
+            self.notes = [f"{self.label}: {warning}" for warning in store.warnings()]
+            return runs
 
     def release(self) -> None:
         """Unload the checkpoint, which is loaded again on demand."""
@@ -321,6 +336,7 @@ class Bm25System(System):
     """The word-matching baseline; it holds the corpus in memory and takes no instructions."""
 
     label = BM25_NAME
+    why_unanswered = "no document shares a word with them (words end at white space and signs, as in English)"
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
@@ -356,6 +372,30 @@ class RunFileSystem(System):
     def inputs(self) -> dict[str, str]:
         return {"run": file_hash(self.path)}
 
+    @cached_property
+    def _read(self) -> tuple[Ranking, list[str]]:
+        """The run, and its queries whose ranks contradict their scores."""
+        contradicted: list[str] = []
+        return read_run(self.path, contradicted), contradicted
+
+    def check_answers(self, task: Task, refuse: bool) -> list[str]:
+        """Join the run with the queries, judgements and documents of a task."""
+        run, contradicted = self._read
+        warnings = doubt_ranks(self.path, contradicted, run)
+        answers = {query for part in task.query_sets for query in part.queries if query in run}
+        if not answers:
+            return warnings  # `search` names a query of both sides
+        named = dict.fromkeys(name for query in answers for name in run[query])
+        known = {name for name, _ in task.documents() if name in named}
+        documents = Unjoined.of("documents of the run are not in the corpus", named, known)
+        queries = [unanswered(part.queries, run) for part in task.query_sets]
+        fix = "name the run of this collection and split (bixse evaluate --missing-documents drop scores it anyway)"
+        allowed = not refuse or task.settings.get("missing_documents") == "drop"
+        check_joined(self.path, queries, fix, allowed)
+        if task.is_part and known:
+            return warnings
+        return warnings + check_joined(self.path, [documents], fix, allowed)
+
     @property
     def name(self) -> str:
         """The name of the file, and the first digits of its hash."""
@@ -364,7 +404,7 @@ class RunFileSystem(System):
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> Mapping[str, Ranking]:
-        run = read_run(self.path)
+        run, _ = self._read
         runs: dict[str, dict[str, dict[str, float]]] = {}
         for query_set in task.query_sets:
             if run and not any(query in run for query in query_set.queries):
@@ -380,6 +420,10 @@ class RunFileSystem(System):
         if progress is not None:
             progress(task.count)
         return runs
+
+    def release(self) -> None:
+        """Forget the run, which is read again on demand."""
+        vars(self).pop("_read", None)
 
 
 def open_system(model: str | Path | SentenceTransformer | System, exact: bool = False, **options: Any) -> System:
@@ -404,15 +448,15 @@ def run_file(path: Path) -> Path | None:
     return file if file.suffix in RUN_SUFFIXES and file.is_file() else None
 
 
-def read_ranking(path: str) -> Ranking:
-    """Read a TREC run, or that of a folder of `bixse evaluate`; refuse other systems, which would have to search."""
+def read_ranking(path: str, contradicted: list[str] | None = None) -> Ranking:
+    """Read a TREC run as `read_run`, or that of a folder of `bixse evaluate`; refuse systems that have to search."""
     file = run_file(Path(path))
     if file is None:
         raise InputError(
             f"{path}: got no run; expected a run file (.trec, .run) or an output folder of `bixse evaluate`; fix: "
             "check the path; for a model, run `bixse evaluate` or `bixse search` with --out first"
         )
-    return read_run(file)
+    return read_run(file, contradicted)
 
 
 @contextmanager

@@ -12,13 +12,13 @@ from bixse.data.collection import (
     CorpusCheck,
     check_corpus,
     check_qrels,
-    drop_missing,
     files_of_split,
     judgements_of,
     read_queries,
     stream_documents,
     warn_of_collection,
 )
+from bixse.data.joined import check_joined
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError
 from bixse.evaluation.metrics import check_min_relevant_grade
@@ -69,6 +69,10 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings for the record of a run; "collection" is a path that `inputs` stands for."""
     warnings: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+    """Warnings of ids: judgements left out, and unjudged copies of relevant documents."""
+    is_part: bool = False
+    """True if the task has only a part of its corpus: a run of the complete corpus names other documents too."""
 
 
 def collection_task(
@@ -93,10 +97,9 @@ def collection_task(
     """
     folder = Path(folder)
     check_min_relevant_grade(min_relevant_grade)
-    judgements, drop = judgements_of(folder, split), missing_documents == "drop"
-    task, corpus, missing = _judged_corpus(folder, read_qrels(judgements), judgements, drop)
+    task, corpus = _judged_corpus(folder, judgements_of(folder, split), missing_documents == "drop")
     (judged,) = task.query_sets
-    notes = warn_of_collection(corpus, missing, split, judged.queries, judged.qrels, min_relevant_grade, exclude_self)
+    notes = warn_of_collection(corpus, judged.queries, judged.qrels, min_relevant_grade, exclude_self)
     return replace(
         task,
         exclude_self=exclude_self,
@@ -107,19 +110,15 @@ def collection_task(
     )
 
 
-def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False) -> tuple[Task, CorpusCheck, int]:
-    """Return the task, the check of its corpus, and the number of dropped judgements."""
-    corpus_file, missing = folder / "corpus.jsonl", 0
-    texts = read_queries(folder / "queries.jsonl")
+def _judged_corpus(folder: Path, judgements: Path, drop: bool) -> tuple[Task, CorpusCheck]:
+    corpus_file, name = folder / "corpus.jsonl", folder.resolve().name
+    texts, qrels = read_queries(folder / "queries.jsonl"), read_qrels(judgements)
     corpus = check_corpus(corpus_file, qrels, queries=texts)
-    if drop:
-        qrels, missing = drop_missing(qrels, corpus.missing)
-        corpus.missing.clear()
-    check_qrels(source, qrels, texts, corpus.missing)
-    name = folder.resolve().name
-    query_set = QuerySet(name, {query_id: texts[query_id] for query_id in qrels}, qrels)
+    judged, joined = check_qrels(judgements, qrels, texts, corpus.missing, drop)
+    joined += check_joined(judgements, corpus.twins, "", allowed=True)
+    query_set = QuerySet(name, {query_id: texts[query_id] for query_id in judged}, judged)
     documents = lambda: ((name, document.content) for name, document in stream_documents(corpus_file))  # noqa: E731
-    return Task(name, documents, corpus.count, (query_set,)), corpus, missing
+    return Task(name, documents, corpus.count, (query_set,), joined=tuple(joined)), corpus
 
 
 class Cut(NamedTuple):

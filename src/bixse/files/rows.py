@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
-from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.errors import NOTHING, InputError, InvalidFileError, shorten
 from bixse.files.files import RepeatedKeyError, atomic_file, not_text, parse_json
 from bixse.files.parquet import open_table, row_batches, save_table
 from bixse.files.values import FileColumn, InvalidValueError, missing_column_hint
@@ -30,6 +30,8 @@ FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 1 << 26
 """Maximum bytes of text per block of JSONL or CSV."""
+COLUMNS_NAMED = 100
+"""Number of names of a JSONL file from which its errors name no more."""
 LONGEST_LINE = 1 << 26
 """Maximum bytes per line or field: a file without line ends must not fill the memory."""
 Row: TypeAlias = tuple[int, dict[str, Any], int, int]
@@ -136,7 +138,8 @@ def checked_format(path: Path) -> str:
     kind = kind_of(path)
     if kind not in FORMATS or (kind == ".parquet" and path.suffix.lower() == ".gz"):
         raise InputError(
-            f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; fix: rename or convert it"
+            f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; fix: convert it, or "
+            "rename it if only its suffix is another"
         )
     return kind
 
@@ -252,13 +255,15 @@ def _json_rows(path: Path, columns: Sequence[FileColumn], errors: InvalidFileErr
         row = json_object(number, line, errors)
         if row is None:
             continue
+        if len(errors.columns) < COLUMNS_NAMED:
+            errors.columns |= dict.fromkeys(row)
         if has_other_names:
             row |= {column.name: row[name] for column in columns if (name := _name_in(column, row)) is not None}
         if not needed <= row.keys():
             for column in columns:
                 if column.name in needed and column.name not in row:
                     fix = missing_column_hint(path, column.name, tuple(row), tuple(sorted(needed)))
-                    errors.add(number, column.name, "nothing", column.expected, fix)
+                    errors.add(number, column.name, NOTHING, column.expected, fix)
             continue
         yield number, row, len(line), position
 
@@ -271,7 +276,7 @@ def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, A
         errors.add(number, error.key, "the key twice", "each key once per object", "keep one of the two values")
         return None
     except (ValueError, RecursionError) as error:
-        errors.add(number, None, shorten(line), "one JSON object per line", f"correct the line ({error})")
+        errors.add(number, None, f"{shorten(line)} ({error})", "one JSON object per line", "correct the line")
         return None
     if not isinstance(row, dict):
         errors.add(number, None, shorten(row), "a JSON object", "write {...} with its keys")
@@ -346,6 +351,7 @@ def _choose(
 ) -> dict[str, str]:
     """Map each column to its name in the header; raise for a missing needed column or a name used twice."""
     chosen: dict[str, str] = {}
+    errors.columns |= dict.fromkeys(names)
     for column in columns:
         title = _name_in(column, names)
         if title is not None:
@@ -355,8 +361,7 @@ def _choose(
         elif column.needed:
             needed = tuple(sorted(other.name for other in columns if other.needed))
             fix = missing_column_hint(path, column.name, tuple(names), needed)
-            got = f"columns {shorten(', '.join(names), 120)}"
-            errors.add(None, column.name, got, f"a column {column.name!r}", fix)
+            errors.add(None, column.name, NOTHING, f"a column {column.name!r}", fix)
     errors.raise_any()
     return chosen
 

@@ -23,6 +23,7 @@ ColumnKind: TypeAlias = Literal["text", "id", "number", "integer", "numbers", "a
 """Kinds of columns: "numbers" is a list of finite numbers, "any" is not checked."""
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
+POSTGRES_ARRAY = re.compile(r"\A\s*\{(.*)\}\s*\Z", re.DOTALL)
 
 
 @dataclass(eq=False)
@@ -135,12 +136,16 @@ class FileColumn:
         return number if self.kind == "number" else int(number if isinstance(exact, str) else exact)
 
     def _numbers(self, value: Any) -> list[float]:
+        fix = "write it as [0.1, 0.9]"
+        if isinstance(value, bytes):  # the bytes do not say their dtype, and another gives other numbers
+            fix += ": numpy.frombuffer(blob, DTYPE).tolist(), with the dtype of the writer, often float32"
         if isinstance(value, str):
+            listed = POSTGRES_ARRAY.sub(r"[\1]", value)
             with suppress(ValueError, RecursionError):
-                value = parse_json(value)
+                value = parse_json(listed)
         numbers = [number_of(item) for item in value] if isinstance(value, list) else [math.nan]
         if not all(map(math.isfinite, numbers)):
-            raise InvalidValueError(shorten(value), self.expected, "write it as [0.1, 0.9]")
+            raise InvalidValueError(shorten(value), self.expected, fix)
         return numbers
 
 
@@ -173,7 +178,7 @@ def normal_form(text: str) -> str:
 def number_hint(value: object, otherwise: str) -> str:
     """Return the fix for a value that is not a number."""
     if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
-        return f"write decimals with a point: {value.strip().replace(',', '.')}"
+        return "write decimals with a point, 0.5"
     return otherwise
 
 

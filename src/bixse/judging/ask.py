@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from bixse.judging.judge import Answer, Completion, Question, Usage, same_model
 from bixse.judging.ledger import Ledger, Record
+from bixse.judging.spending import guessed_usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from bixse.judging.grade_settings import Prices
+    from bixse.judging.spending import Spending
     from bixse.progress import Step
 
 WAIT = 1.0
 """Seconds between two looks at questions that another process is asking."""
-_CHARACTERS_A_TOKEN = 2.0  # for the price before any answer reports its tokens; low, so that the guess is high
-_FIRST_COMPLETION = 16  # written tokens in that guess if the judge has no limit of its own
 
 
 def keyed(questions: Iterable[Question], identity: Mapping[str, Any]) -> list[tuple[str, Question]]:
@@ -50,8 +49,8 @@ class Asking(Generic[Record]):
     """`Judge.answers` or `ServerTextModel.complete`."""
     identity: Mapping[str, Any]
     ledger: Ledger[Record]
-    prices: Prices
-    """Prices and budget of this run; requests in flight count at the highest price seen."""
+    spending: Spending
+    """Prices, and the budget of all runs; questions in flight count at the highest price seen."""
     max_questions: int | None = None
     retry_failed: bool = False
 
@@ -59,7 +58,6 @@ class Asking(Generic[Record]):
     asked: int = 0
     reused: int = 0
     usage: Usage = field(default_factory=Usage)
-    usd: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
     stopped: str | None = None
 
@@ -67,23 +65,37 @@ class Asking(Generic[Record]):
         self._elsewhere: list[tuple[str, Question]] = []  # other processes are asking these
         self._in_flight: dict[str, float] = {}  # key -> dollars that the answer is expected to cost
         self._started, self._highest_price = 0, 0.0
-        self._guessed = 0.0  # dollars of answers that came without a number of tokens
+        self._is_priced = self.spending.prices.per_million is not None
+        self._before = self.spending.spent().usd if self._is_priced else 0.0
+        self._is_short = False  # the budget had no room for a question beside those in flight
 
     def run(self, questions: Sequence[tuple[str, Question]], step: Step | None = None) -> None:
         """Answer questions from the ledger, and ask the rest; each answer is written the moment it comes."""
         self.ledger.load(key for key, _ in questions)
         left, before, asked, reused = questions, 0, 0, 0
         while True:
+            self._is_short, started = False, self._started
             for question, answer in self.answers(self._to_ask(left)):
                 self._take(question, answer)
                 if step is not None:
                     step(self.asked - asked, self.note, self.reused - reused)
                     asked, reused = self.asked, self.reused
-            if not self._elsewhere or self.stopped is not None:
+            dropped = len(self._in_flight)
+            for key in self._in_flight:  # without an answer, since the limit left no room for a try
+                self.ledger.give_back(key)
+                self._is_short = True
+            self._in_flight.clear()
+            self._reserve()
+            if self._is_short and self._started == started:
+                self.stopped = self.spending.limit_reached
+            self._started -= dropped
+            if self.stopped is not None or not (self._elsewhere or self._is_short):
                 break
-            if len(self._elsewhere) == before:
+            if len(self._elsewhere) == before and not self._is_short:
                 time.sleep(WAIT)
-            left, before, self._elsewhere = self._elsewhere, len(self._elsewhere), []
+            # the questions in flight may have cost less than was reserved: then the budget has room for others
+            left, before = (left if self._is_short else self._elsewhere), len(self._elsewhere)
+            self._elsewhere = []
         if step is not None:
             step(self.asked - asked, self.note, self.reused - reused)
 
@@ -91,7 +103,8 @@ class Asking(Generic[Record]):
     def note(self) -> str:
         """Counts of this run's answers by status, and their price, for a progress bar."""
         counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
-        return f"{counts}, {self.usd:.4f} US dollars" if self.usd else counts
+        usd = self.spending.spent().usd - self._before if self._is_priced else 0.0
+        return f"{counts}, {usd:.4f} US dollars" if usd else counts
 
     def _to_ask(self, questions: Iterable[tuple[str, Question]]) -> Iterator[Question]:
         """Yield the questions to ask, each once, until the budget is reached."""
@@ -111,20 +124,22 @@ class Asking(Generic[Record]):
                 self.ledger.give_back(key)
             else:
                 self._in_flight[key] = self._guess(question)
+                self._reserve()
                 self._started += 1
                 yield question
 
     def _take(self, question: Question, answer: Record) -> None:
         key = question.key(self.identity)
+        if not self.spending.by_request and self._is_priced:
+            usage = None if answer.usage_unknown else answer.usage
+            self.spending.book(answer.judge, answer.status, usage, self._guessed_usage(question))
         self.ledger.write(key, answer, question.query_id, question.document_id, question.variant, question.repeat)
-        price, guess = self.prices.usd(answer.usage), self._in_flight.pop(key, 0.0)
-        if answer.usage_unknown:
-            self._guessed += max(guess, self._highest_price)
-        self._highest_price = max(self._highest_price, price)
+        self._highest_price = max(self._highest_price, self.spending.prices.usd(answer.usage) or 0.0)
+        self._in_flight.pop(key, None)
+        self._reserve()
         self.settled.add(key)
         self.asked += 1
         self.usage += answer.usage
-        self.usd += price
         self.statuses[answer.status] += 1
 
     def _reuse(self, key: str, known: Record | None) -> bool:
@@ -134,20 +149,23 @@ class Asking(Generic[Record]):
         self.reused += 1
         return True
 
+    def _guessed_usage(self, question: Question) -> Usage:
+        return guessed_usage(question.characters, self.identity.get("parameters", {}).get("max_tokens"))
+
     def _guess(self, question: Question) -> float:
-        if self._highest_price:
-            return self._highest_price
-        parameters = self.identity.get("parameters", {})
-        written, samples = parameters.get("max_tokens") or _FIRST_COMPLETION, parameters.get("samples") or 1
-        prompt = int(question.characters / _CHARACTERS_A_TOKEN)
-        return self.prices.usd(Usage(prompt=prompt, completion=written)) * int(samples)
+        """Return the highest price of a question so far, or a high guess before the first answer."""
+        highest = max(self._highest_price, self.spending.highest)
+        samples = 1 if self._highest_price else self.identity.get("parameters", {}).get("samples") or 1
+        return (highest or self.spending.prices.usd(self._guessed_usage(question)) or 0.0) * int(samples)
+
+    def _reserve(self) -> None:
+        highest = max(self._highest_price, self.spending.highest)
+        self.spending.reserved = math.fsum(max(guess, highest) for guess in self._in_flight.values())
 
     def _affordable(self, question: Question) -> bool:
-        """Return whether the budget covers one more question; if not, set `stopped`."""
+        """Return whether the limits leave room for one more question; if not, set `stopped` or `_is_short`."""
         if self.max_questions is not None and self._started >= self.max_questions:
             self.stopped = f"the limit of {self.max_questions} questions was reached"
-        in_flight = math.fsum(max(guess, self._highest_price) for guess in self._in_flight.values())
-        spent, most = self.usd + self._guessed + in_flight, self.prices.max_usd
-        if most is not None and spent + self._guess(question) > most:
-            self.stopped = f"the limit of {most:g} US dollars was reached"
-        return self.stopped is None
+        if self.spending.prices.max_usd is not None and self.stopped is None:
+            self._is_short = not self.spending.affordable(self._guess(question))
+        return self.stopped is None and not self._is_short

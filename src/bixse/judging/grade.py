@@ -7,12 +7,13 @@ import json
 import logging
 import math
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import load_pairs, parquet_pairs
-from bixse.data.run import RUN_FILE, Run, open_run
+from bixse.data.run import RUN_FILE, Run, open_run, read_record
 from bixse.errors import BixseError, IncompleteError, InputError, InterruptedRunError
 from bixse.files.files import file_hash, read_text, write_atomically
 from bixse.judging.ask import Asking, keyed
@@ -21,6 +22,7 @@ from bixse.judging.judgements import GradeSummary, JudgedPair, judged, save_judg
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segments import check_folder, make_folder
 from bixse.judging.ledgers.writers import seal_left
+from bixse.judging.spending import LEDGER_NAME, OverBudgetError, Spending
 from bixse.progress import duration
 from bixse.scale.engine import Engine, Job
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from bixse.data.graded_pairs import Pair
+    from bixse.judging.grade_settings import Prices
     from bixse.judging.open_judge import GradeConfig
     from bixse.progress import Step
 
@@ -38,8 +41,6 @@ PAIRS_NAME = "pairs.parquet"
 """The graded pairs, ready for `bixse train`."""
 JUDGEMENTS_NAME = "judgements.parquet"
 """All pairs that were asked, with status, bounds, probabilities and price."""
-LEDGER_NAME = "ledger"
-"""The ledger, unless another one is named."""
 SHARDS_FOLDER = "shards"
 """Folder in the output folder of a run in shards with the summary of each."""
 ROWS = 50_000
@@ -79,8 +80,8 @@ class Estimate:
     completion_tokens: int
     counted_by: str
     """Source of the tokens: "tokenizer", "answers" (their usage) or "characters" (a guess)."""
-    usd: float
-    """Price without a discount for prompts in the server's cache."""
+    usd: float | None
+    """Price without a discount for prompts in the server's cache; None without prices."""
     seconds: float | None
     """Wall time: the mean time of the answers in the ledger, divided by `at_once`; None without answers."""
     at_once: int
@@ -102,7 +103,9 @@ class Estimate:
             f"{self.pairs} pairs, {self.questions} questions to {name}: {self.answered} answered, {left} to ask",
             f"tokens to read     {self.prompt_tokens:,} ({counted})",
             f"tokens to write    {self.completion_tokens:,}",
-            f"price              {self.usd:.4f} US dollars (no discount for cached prompts)",
+            "price              unknown (--prices READ WRITTEN tells it)"
+            if self.usd is None
+            else f"price              {self.usd:.4f} US dollars (no discount for cached prompts)",
         ]
         if self.seconds is not None:
             lines.append(f"time               {duration(self.seconds)} at {self.at_once} at once, from answers so far")
@@ -114,6 +117,7 @@ class Worker:
     """The worker state of a process that grades shards."""
 
     judge: Judge
+    spending: Spending
     step: Step | None = None
     summaries: dict[int, GradeSummary] = field(default_factory=dict)
     """Shard -> summary of what this process did, also after a stop."""
@@ -141,13 +145,14 @@ class GradeShards(Job[int, GradeSummary]):
     """The pairs of the only shard; None if each shard reads its rows of the file."""
 
     def setup(self) -> Worker:
-        return Worker(self.config.open())
+        spending = Spending(self.ledger, self.config.prices)
+        return Worker(self.config.open(spending), spending)
 
     def run(self, shard: int, state: Worker) -> GradeSummary:
         pairs, judge, config = self.read(shard), state.judge, self.config
         with Ledger(self.ledger) as ledger:
-            limits = self._limits(shard)
-            asking = Asking(judge.answers, dict(judge.identity), ledger, *limits, config.retry_failed)
+            most, identity = self._max_questions(shard), dict(judge.identity)
+            asking = Asking(judge.answers, identity, ledger, state.spending, most, config.retry_failed)
             asked = [(pair, keyed(config.questions(pair), asking.identity)) for pair in pairs]
             try:
                 asking.run([question for _, questions in asked for question in questions], state.step)
@@ -201,14 +206,13 @@ class GradeShards(Job[int, GradeSummary]):
             content = {"of": self.fingerprint(), "summary": asdict(summary)}
             write_atomically(self.summary_file(shard), json.dumps(content) + "\n")
 
-    def _limits(self, shard: int) -> tuple[Any, int | None]:
-        """Return the shard's share, by rows, of the dollars and of `max_pairs`, the latter in questions."""
-        rows, usd, most = self.rows(shard), self.config.prices.max_usd, self.config.max_pairs
-        prices = self.config.prices.limited(None if usd is None else usd * len(rows) / self.total)
+    def _max_questions(self, shard: int) -> int | None:
+        """Return the shard's share of `max_pairs` by rows, in questions."""
+        rows, most = self.rows(shard), self.config.max_pairs
         if most is None:
-            return prices, None
+            return None
         first, end = (most * position // self.total for position in (rows.start, rows.stop))
-        return prices, (end - first) * self.config.questions_per_pair
+        return (end - first) * self.config.questions_per_pair
 
 
 def grade(
@@ -225,11 +229,12 @@ def grade(
     are logged before the first question.
 
     With `config.engine` the pairs of a Parquet file or folder are graded in shards, one in memory per process. Equal
-    pairs are then found only within a shard, each shard has a share of `max_usd` and `max_pairs` in proportion to its
-    rows, and all machines share `out`. The same call again does the shards that are missing or lack an answer.
+    pairs are then found only within a shard, each shard has a share of `max_pairs` in proportion to its rows, and all
+    machines share `out`. The same call again does the shards that are missing or lack an answer.
 
-    `judge` (opened from `config`) stays open. `pairs` in memory are graded instead of `config.pairs`. `progress` makes
-    a progress callback (see `bixse.progress.Step`) from a title and a total.
+    `max_usd` limits what all calls with the same ledger cost. `judge` (opened from `config`) stays open. `pairs` in
+    memory are graded instead of `config.pairs`. `progress` makes a progress callback (see `bixse.progress.Step`) from a
+    title and a total.
 
     Raises:
         InputError: no pairs, or a folder with another run.
@@ -247,8 +252,10 @@ def grade(
         seal_left(job.ledger)
     shards, per_pair = range(job.number), config.questions_per_pair
     sizes = {shard: len(job.rows(shard)) * per_pair for shard in engine.share(shards)}
-    worker = Worker(judge, progress("grade", sum(sizes.values())) if progress is not None and sizes else None)
-    started, new, failed = time.perf_counter(), worker.summaries, list[str]()
+    spending = charge(judge, job.ledger, config.prices)
+    step = progress("grade", sum(sizes.values())) if progress is not None and sizes else None
+    worker = Worker(judge, spending, step)
+    started, new, failed, stopped = time.perf_counter(), worker.summaries, list[str](), None
     failure: KeyboardInterrupt | BixseError | None = None
     try:
         if job.pairs is not None:
@@ -259,12 +266,15 @@ def grade(
             failed += [f"shard {ended.shard}: {ended.error}"] if ended.error else []
             if worker.step is not None and (ended.known or not engine.here):
                 worker.step(sizes[ended.shard])
+    except OverBudgetError:  # another process came to the limit before this one opened its judge
+        stopped = spending.limit_reached
     except (KeyboardInterrupt, BixseError) as error:
         failure = error
     others = [shard for shard in shards if shard not in new]
     known = [summary for shard in others if (summary := job.summary(shard)) is not None]
-    before = [replace(summary, asked=0, reused=0, usd_of_this_run=0.0, stopped=None) for summary in known]
-    total = sum([*new.values(), *before], GradeSummary())
+    before = [replace(summary, asked=0, reused=0, stopped=None) for summary in known]
+    total = sum([*new.values(), *before], GradeSummary(stopped=stopped))
+    total = replace(total, **spending.end())
     artifacts = {"judgements": str(job.folder / JUDGEMENTS_NAME), "ledger": str(job.ledger)}
     if total.graded:
         artifacts["pairs"] = str(job.folder / PAIRS_NAME)
@@ -288,6 +298,33 @@ def grade(
     return result
 
 
+NO_PAIRS = (
+    "--pairs: got none; expected at least one, in a file or folder with query and document; fix: name it, or check the "
+    "export"
+)
+
+
+def read_pairs(config: GradeConfig) -> Sequence[Pair] | None:
+    """Return the pairs for `grade`, or None for shards, which read their own: checked before a judge costs money."""
+    if config.pairs is None:
+        return None
+    pairs = None if config.engine.in_shards else load_pairs(config.pairs)
+    if not (parquet_pairs(config.pairs)[1] if pairs is None else pairs):
+        raise InputError(NO_PAIRS)
+    return pairs
+
+
+def charge(judge: Any, ledger: Path, prices: Prices) -> Spending:
+    """Return the spending of a ledger, and begin to book the judge's requests there, if it is a server."""
+    spending = getattr(judge, "spending", None)
+    if not isinstance(spending, Spending) or (spending.ledger, spending.prices) != (ledger.absolute(), prices):
+        spending = Spending(ledger, prices)
+    spending.start()  # before the requests since the judge was opened are booked
+    if hasattr(judge, "charge_to"):
+        judge.charge_to(spending)
+    return spending
+
+
 def open_grading(
     config: GradeConfig, judge: Judge, out: str | Path, pairs: Sequence[Pair] | None
 ) -> tuple[GradeShards, Run]:
@@ -303,10 +340,7 @@ def open_grading(
     elif source is not None:
         inputs["pairs"] = file_hash(source)
     if not total:
-        raise InputError(
-            "--pairs: got none; expected at least one, in a file or folder with query and document; fix: name it, or "
-            "check the export"
-        )
+        raise InputError(NO_PAIRS)
     for doubt in getattr(judge, "doubts", ()):
         log.warning("%s", doubt)
     identity, shards = stored_identity(judge.identity), config.engine.shards
@@ -325,6 +359,14 @@ def open_grading(
         pairs=None if in_shards else pairs,
     )
     return job, record
+
+
+def spending_of(out: Path, ledger: Path | None, prices: Prices) -> Spending:
+    """Return the spending of the ledger that a run in `out` uses, before its judge is opened."""
+    results: Mapping[str, Any] = {}
+    with suppress(InputError):  # of no record, or a damaged one, which the run reports
+        results = read_record(out / RUN_FILE)["results"]
+    return Spending(ledger or ledger_of(out, results), prices).start()
 
 
 def ledger_of(folder: Path, results: Mapping[str, Any]) -> Path:

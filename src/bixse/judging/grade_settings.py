@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -11,6 +12,8 @@ from bixse.judging.rubrics import Rubric, load_rubric
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bixse.judging.judge import Usage
 
 MILLION = 1_000_000
@@ -18,7 +21,7 @@ Price = Annotated[float, Field(ge=0)]
 
 
 class Prices(Settings):
-    """US dollars per token, and the maximum cost of a run; without prices, tokens cost 0.
+    """US dollars per token, and the maximum cost of all commands; without prices, the cost is unknown.
 
     Example:
         >>> from bixse.judging.judge import Usage
@@ -31,7 +34,8 @@ class Prices(Settings):
     """US dollars per million prompt tokens, per million completion tokens, and per million cached prompt tokens
     (default: the price of prompt tokens)."""
     max_usd: float | None = Field(default=None, ge=0)
-    """Maximum cost of a run in US dollars. The run stops before it costs more (default: no limit)."""
+    """Maximum cost in US dollars of all commands that share the ledger. The run stops before they cost more (default:
+    no limit)."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -39,14 +43,13 @@ class Prices(Settings):
             raise ValueError("--max-usd: got no prices; expected them; fix: add --prices READ WRITTEN")
         return self
 
-    def usd(self, usage: Usage) -> float:
-        read, written, *cached = self.per_million or (0.0, 0.0)
+    def usd(self, usage: Usage) -> float | None:
+        """Return the price of tokens, or None without prices."""
+        if self.per_million is None:
+            return None
+        read, written, *cached = self.per_million
         fresh = (usage.prompt - usage.cached) * read + usage.cached * (cached[0] if cached else read)
         return (fresh + usage.completion * written) / MILLION
-
-    def limited(self, max_usd: float | None) -> Prices:
-        """Return the same prices with another limit."""
-        return self.model_copy(update={"max_usd": max_usd})
 
 
 AskedMode = Literal["auto", "sample", "verbal"]
@@ -57,6 +60,30 @@ NamedRubric = Annotated[
     Flag(metavar="NAME"),
 ]
 """A rubric, or the name by which `load_rubric` finds it."""
+
+
+def _words(value: Any, read: Callable[[str], Any] = str) -> Any:
+    """Read the words NAME=VALUE of a command line as a mapping."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)):
+        return value
+    if not all("=" in str(word) for word in words):
+        raise ValueError("expected NAME=VALUE; fix: write = behind the name")
+    return {name: read(text) for name, _, text in (str(word).partition("=") for word in words)}
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _fields(value: Any) -> Any:
+    fields = _words(value, _json_or_text)
+    if isinstance(fields, dict) and (refused := sorted({"model", "messages", "stream"} & set(fields))):
+        raise ValueError(f"expected fields that bixse does not set itself; fix: leave {refused[0]} out")
+    return fields
 
 
 class ServerSettings(Settings):
@@ -70,6 +97,13 @@ class ServerSettings(Settings):
     """Maximum seconds per request."""
     api_key_variable: str = "OPENAI_API_KEY"
     """Name of the environment variable with the API key."""
+    headers: Annotated[dict[str, str], BeforeValidator(_words), Flag(metavar="NAME=VALUE")] = Field(
+        default_factory=dict
+    )
+    """HTTP headers to add to each request. $NAME in a value is the environment variable NAME: write keys this way."""
+    body: Annotated[dict[str, Any], BeforeValidator(_fields), Flag(metavar="NAME=VALUE")] = Field(default_factory=dict)
+    """Fields to add to the JSON of each chat request, such as reasoning_effort=low. They are part of the judge: with
+    other fields, all questions are asked again."""
 
 
 class JudgeOptions(ServerSettings):

@@ -84,6 +84,10 @@ class Usage:
         )
 
 
+NOTHING = Usage()
+"""The usage of a request that was refused before any work."""
+
+
 def _tokens(count: Any) -> int:
     number = type(count) in (int, float) and 0 <= count <= MOST_TOKENS and count == int(count)
     return int(count) if number else 0

@@ -15,6 +15,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.files.parquet import save_table
 from bixse.judging.ask import of_another_model
 from bixse.judging.judge import STATUSES, Answer, Usage
+from bixse.judging.spending import cost_text
 from bixse.report.table import format_histogram, format_table
 
 if TYPE_CHECKING:
@@ -132,14 +133,20 @@ class GradeSummary:
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-    usd: float = 0.0
+    usd: float | None = None
+    """Price of these answers, whichever command asked them; None without prices."""
     usage_unknown: int = 0
     not_asked: int = 0
     asked: int = 0
     """Questions answered in this run; `reused` and `usd_of_this_run` are of this run too."""
     reused: int = 0
     precision: str | None = None
-    usd_of_this_run: float = 0.0
+    usd_of_this_run: float | None = None
+    """Price of all requests of this run, failed ones too; None if it is unknown. A shard alone does not know it."""
+    usd_spent: float | None = None
+    """Price of all requests of all commands, as `spent.jsonl` has them; None if it is unknown."""
+    unpriced: int = 0
+    """Number of requests with an unknown price, which `usd_spent` lacks."""
     other_models: dict[str, int] = field(default_factory=dict)
     stopped: str | None = None
     """The limit that ended the run early, or None."""
@@ -166,13 +173,12 @@ class GradeSummary:
             cached_tokens=usage.cached,
             completion_tokens=usage.completion,
             reasoning_tokens=usage.reasoning,
-            usd=asking.prices.usd(usage),
+            usd=asking.spending.prices.usd(usage),
             usage_unknown=sum(answer.usage_unknown for answer in answers),
             not_asked=pairs - len(judgements),
             asked=asking.asked,
             reused=asking.reused,
             precision=asking.identity.get("dtype"),
-            usd_of_this_run=asking.usd,
             other_models=dict(Counter(a.judge for a in answers if of_another_model(a, asking.identity))),
             stopped=asking.stopped,
         )
@@ -186,6 +192,11 @@ class GradeSummary:
             stopped=self.stopped or other.stopped,
             **{name: _sum(getattr(self, name), getattr(other, name)) for name in _ADDED},
         )
+
+    @property
+    def cost(self) -> str:
+        """The cost of all commands and of this one, after a comma; empty if no request was booked."""
+        return cost_text(self.usd_spent, self.unpriced, self.usd_of_this_run)
 
     @property
     def graded(self) -> int:
@@ -203,8 +214,7 @@ class GradeSummary:
             lines += [*format_histogram(self.relevance_tenths), ""]
         lines.append(
             f"{self.asked} questions asked, {self.reused} answers from the ledger; {self.prompt_tokens:,} tokens read "
-            f"({self.cached_tokens:,} from the server's cache), {self.completion_tokens:,} written, {self.usd:.4f} US "
-            f"dollars ({self.usd_of_this_run:.4f} in this run)"
+            f"({self.cached_tokens:,} from the server's cache), {self.completion_tokens:,} written{self.cost}"
         )
         if self.stopped:
             lines.append(f"stopped: {self.stopped}; the same command with a higher limit continues")
@@ -235,18 +245,21 @@ class GradeSummary:
         ]
         if self.usage_unknown and prices.per_million is not None:
             warnings.append(
-                f"{self.usage_unknown} answers came without a usable number of tokens: the dollars lack their price "
-                "(--max-usd counts a guess)"
+                f"{self.usage_unknown} answers came without a usable number of tokens: each counts as the mean of the "
+                "others"
             )
         if self.graded > 1 and max(self.relevance_tenths) == self.graded:
             warnings.append("all relevances lie in one tenth of the scale: there is little to learn from them")
         return warnings
 
 
-_ADDED = [field.name for field in fields(GradeSummary) if field.name not in ("mean_relevance", "precision", "stopped")]
+_NOT_ADDED = {"mean_relevance", "precision", "stopped", "usd_of_this_run", "usd_spent", "unpriced"}
+_ADDED = [field.name for field in fields(GradeSummary) if field.name not in _NOT_ADDED]
 
 
 def _sum(left: Any, right: Any) -> Any:
+    if left is None or right is None:
+        return right if left is None else left
     if isinstance(left, dict):
         return dict(Counter(left) + Counter(right))
     return [a + b for a, b in zip(left, right, strict=True)] if isinstance(left, list) else left + right

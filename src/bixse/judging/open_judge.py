@@ -20,6 +20,7 @@ from bixse.settings import Flag, Settings
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pair
     from bixse.judging.judge import Judge
+    from bixse.judging.spending import Spending
 
 CROSS_ENCODER = "cross-encoder:"
 REPLAY = "replay:"
@@ -40,8 +41,8 @@ class JudgeSettings(JudgeOptions):
     def reads_rubric(self) -> bool:
         return not self.name.startswith((CROSS_ENCODER, REPLAY))
 
-    def open(self, rubric: Rubric) -> Judge:
-        """Open the judge; raise InputError for an empty name or an address without http:// or https://."""
+    def open(self, rubric: Rubric, spending: Spending | None = None) -> Judge:
+        """Open the judge; raise InputError for a name that cannot be one. A server's requests go into `spending`."""
         name = self.name
         if not name.strip():
             raise InputError(
@@ -56,7 +57,20 @@ class JudgeSettings(JudgeOptions):
         if name.startswith(("http://", "https://")):
             from bixse.judging.judges.server_judge import ServerJudge
 
-            return ServerJudge(name, rubric, self)
+            return ServerJudge(name, rubric, self, spending)
+        kind, colon, rest = name.partition(":")
+        if name.startswith(CROSS_ENCODER) and rest.startswith(("http://", "https://")):
+            raise InputError(
+                f"--judge: got {shorten(name)}; expected the folder or the name of a cross-encoder; fix: servers of "
+                "rerankers are not asked yet: give the model itself, cross-encoder:FOLDER"
+            )
+        if colon and f"{kind}:" not in (CROSS_ENCODER, REPLAY) and not Path(name).exists():
+            batch = " (files of requests for later answers are not written yet)" if kind == "batch" else ""
+            raise InputError(
+                f"--judge: got {shorten(name)}; expected an address (http://...), a model's name or folder, "
+                f"cross-encoder:NAME or replay:qrels:FILE{batch}; fix: for a model of a server, give the server's "
+                "address, --judge http://..., and its name as --model; for grades that exist, --judge replay:qrels:FILE"
+            )
         if name.startswith(REPLAY):
             from bixse.judging.judges.replay_judge import open_replay
 
@@ -104,8 +118,8 @@ class JudgeConfig(Settings):
             for variant in self.asked_rubric.variants
         ]
 
-    def open(self) -> Judge:
-        return self.judge.open(self.rubric or load_rubric(DEFAULT_RUBRIC))
+    def open(self, spending: Spending | None = None) -> Judge:
+        return self.judge.open(self.rubric or load_rubric(DEFAULT_RUBRIC), spending)
 
 
 class GradeConfig(JudgeConfig):

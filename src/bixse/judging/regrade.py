@@ -6,7 +6,7 @@ import json
 import logging
 import signal
 import threading
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,9 @@ from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError, InterruptedRunError, OutputExistsError, StorageError
 from bixse.files.files import read_text, write_atomically
 from bixse.files.parquet import read_table, save_table
-from bixse.judging.grade import LEDGER_NAME, PAIRS_NAME, Estimate, estimate, grade
+from bixse.judging.grade import PAIRS_NAME, Estimate, estimate, grade, spending_of
+from bixse.judging.judge import NOTHING
+from bixse.judging.spending import LEDGER_NAME, OverBudgetError
 from bixse.results import RegradedEpoch
 from bixse.training.config import REGRADE_FOLDER
 from bixse.training.distributed import is_main_process, raise_together, world_size
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from bixse.data.graded_pairs import GradedPairs
+    from bixse.judging.judge import Judge
     from bixse.judging.open_judge import GradeConfig
     from bixse.losses import GradedLoss, GradedTargets
     from bixse.training.config import RegradeConfig
@@ -79,7 +82,8 @@ class Regrading(TrainerCallback):
             )
         self.unlabelled = trainer.collector = UnlabelledCollector(trainer.loss, COLLECTED_PER_PAIR * config.budget)
         if is_main_process():
-            self.judging.open().close()  # a wrong judge should fail here, not after the first epoch
+            with suppress(OverBudgetError):  # a resumed run trains on with the known grades
+                self._open().close()  # a wrong judge should fail here, not after the first epoch
 
     def warnings(self) -> list[str]:
         return [
@@ -146,14 +150,10 @@ class Regrading(TrainerCallback):
 
     def _ask(self, asked: pa.Table, epoch: int) -> str | None:
         """Grade the pairs; return why the judge stopped, or None."""
-        prices, spent = self.judging.prices, sum(earlier.usd for earlier in self.epochs)
-        spent += self._usd(epoch)  # before an interruption
-        left = None if prices.max_usd is None else max(0.0, prices.max_usd - spent)
-        config = self.judging.model_copy(update={"prices": prices.limited(left)})
         rows = asked.select(["query_id", "query", "document_id", "document"]).to_pylist()
         try:
-            with _stopped_by_signals(), closing(config.open()) as judge:
-                result = grade(config, judge, self._answers(epoch), [Pair(**row) for row in rows])
+            with _stopped_by_signals(), closing(self._open()) as judge:
+                result = grade(self.judging, judge, self._answers(epoch), [Pair(**row) for row in rows])
         except (StorageError, OutputExistsError, InterruptedRunError):
             raise
         except (BixseError, torch.OutOfMemoryError) as error:
@@ -161,11 +161,15 @@ class Regrading(TrainerCallback):
             return str(error).partition("; ")[0]
         return result.summary.stopped
 
-    def _usd(self, epoch: int) -> float:
+    def _open(self) -> Judge:
+        return self.judging.open(spending_of(self.folder, self.judging.ledger, self.judging.prices))
+
+    def _usd(self, epoch: int) -> float | None:
         """Return the price of the answers of an epoch so far, also of those that a shared ledger had."""
         record = self._answers(epoch) / RUN_FILE
         results = json.loads(read_text(record))["results"] if record.is_file() else {}
-        return float((results.get("summary") or {}).get("usd", 0.0))
+        usd: float | None = (results.get("summary") or {"usd": self.judging.prices.usd(NOTHING)}).get("usd")
+        return usd
 
     def _pairs(self, epoch: int) -> Path:
         """Return the file of chosen pairs, written before the first question, so that a killed run asks the same."""

@@ -128,6 +128,8 @@ def _convert(
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
         mapping = source.open(folder, faults.of, bar.reached)
         try:
+            if faults.total and record is not None and not settings.skip_invalid:
+                _refuse(source, settings, faults, 0, look=False)  # rows that name these texts would fail too
             with storage_errors(folder):
                 pairs = GradedPairs.from_arrow(_read(source, settings, mapping, faults, files, progress))
             times.append(time.perf_counter())
@@ -301,13 +303,13 @@ def _refuse(source: Source, settings: ConvertSettings, faults: ErrorsFile, rows:
     shown = ""
     if faults.total and (look or not settings.skip_invalid):
         invalid = [errors for errors in faults.lists if errors.total]
-        messages = [str(errors) for errors in invalid[:_FILES_SHOWN]]
+        messages = [*source.unjoined(), *(str(errors) for errors in invalid[:_FILES_SHOWN])]
         if rest := invalid[_FILES_SHOWN:]:
             messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
         other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
-        hint = f"; the first file looks like the source {' or '.join(other)}" if other else ""
-        fix = f"fix: correct these rows, or leave them out and keep a list of them: --skip-invalid{hint}"
-        shown = "\n".join([*messages, fix])
+        fixes = [f"the first file looks like the source {' or '.join(other)}: name it"] if other else []
+        fixes += ["correct these rows, or leave them out and keep a list of them: --skip-invalid"] if rows else []
+        shown = "\n".join([*messages, *(f"fix: {fix}" for fix in fixes)])
         if not look or not rows:
             raise InputError(shown)
     if not rows:

@@ -45,8 +45,6 @@ class ConvertSettings(SourceSettings):
     """Name of the task of every row. The default is the task that the source states."""
     skip_invalid: bool = False
     """Leave out unreadable rows and list them in errors.jsonl. The default refuses a file with unreadable rows."""
-    dedup: bool = False
-    """Write one row per pair of texts (NFKC, case folded), with the mean of the relevances."""
     noise: float | None = None
     """Probability, 0 to 1, that the best and the worst document of a query exchange their labels; null means none."""
     cutoff: float | None = None

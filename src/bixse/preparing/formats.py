@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from bixse.data.collection import DOCUMENT_COLUMNS, QUERY_COLUMNS
 from bixse.errors import BixseError, InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import is_unicode
 from bixse.files.rows import FORMATS as FILE_FORMATS
 from bixse.files.rows import kind_of, raw_rows, read_blocks, stem_of, text_lines
-from bixse.files.values import FileColumn
 from bixse.relevance import GradeScale
 from bixse.settings import Flag, Settings
 
@@ -21,21 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Self
 
+    from bixse.files.values import FileColumn
+
 TABLE_COLUMNS = ("query", "document", "grade", "query_id", "document_id", "task")
 """Columns of the format "table"; those of ids and task may be absent."""
 _PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
 """Suffixes of file names: halves of E5's symmetric tasks, and BGE's files whose rows must not be in-batch negatives."""
-DOCUMENT = (
-    # MS MARCO 2 has two ids for a passage: `docid` is that of its document
-    FileColumn("_id", "id", other_names=("pid", "docid", "doc_id", "document_id", "id")),
-    FileColumn("title", needed=False),
-    FileColumn("text", may_be_empty=True, other_names=("contents", "passage", "segment", "body", "document")),
+DOCUMENT, QUERY = (
+    (replace(identifier, unique=False), *texts) for identifier, *texts in (DOCUMENT_COLUMNS, QUERY_COLUMNS)
 )
-"""Columns of a document, under the names that tools use. An empty document is an error only if a row names it."""
-QUERY = (
-    FileColumn("_id", "id", other_names=("qid", "query_id", "id", "topic_id", "question_id")),
-    FileColumn("text", other_names=("query", "question", "title", "query_text")),
-)
+"""Columns of the texts that rows name by id. A repeated text is read once; an empty one fails if a row names it."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +127,8 @@ class SourceSettings(Settings):
     """Names of the columns of a table, for example query=search grade=stars."""
     text_ids: bool = False
     """Make ids from the texts. The default takes the ids of the source."""
+    dedup: bool = False
+    """Write one row per pair of texts (NFKC, case folded), with the mean of the relevances."""
 
     @field_validator("source")
     @classmethod

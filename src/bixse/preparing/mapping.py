@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MEMORY_LIMIT = "256MB"
 """Memory limit of duckdb; larger data goes to files in its folder."""
 TEXTS_AT_ONCE = 20_000
+ID_OF_A_QUERY, ID_OF_A_DOCUMENT = "the id of a query", "an id of the corpus"
+"""The expected values in place of an id that is not among the texts."""
 _TEXT_COLUMNS = {
     "ordinal": "BIGINT", "row": "BIGINT", "file": "INTEGER", "id": "VARCHAR", "title": "VARCHAR", "text": "VARCHAR",
 }  # fmt: skip
@@ -191,7 +193,7 @@ class RowMapping:
             checks += [
                 ("id_key", "is_absent(query_id)", "'nothing'", "an id", fill),
                 ("id_key", "NOT is_absent(query_id) AND asked IS NULL", "query_id || ', not among the queries'",
-                 "the id of a query", "add the query, or drop its rows"),
+                 ID_OF_A_QUERY, "add the query, or drop its rows"),
             ]  # fmt: skip
         else:
             checks.append(("query_key", "text_error(query) IS NOT NULL", "text_error(query)", text, fill))
@@ -206,7 +208,7 @@ class RowMapping:
         if form.ids:
             checks += [
                 ("key", "by_id AND has_corpus() AND NOT has_document", "id || ', not in the corpus'",
-                 "an id of the corpus", "add the document to the corpus, or drop it here"),
+                 ID_OF_A_DOCUMENT, "add the document to the corpus, or drop it here"),
                 ("key", "by_id AND has_document AND is_blank(looked_up)", "id || ', an empty document'", text,
                  "fill the document in, or drop it here"),
                 ("key", "by_id AND NOT has_corpus()", "'the id ' || id || ' without a text'", "a text, or a corpus",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,19 +120,21 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
         label: open_dense(name, config, record.inputs["corpus"]) for label, name in missing.items() if name != BM25_NAME
     }
     record.save("running")
+    notes: list[str] = []
     with alone_in(out / WORK):
         for label, name in missing.items():
             started, index = time.perf_counter(), dense.get(label)
             if index is not None and not isinstance(index, SearchIndex):
                 index = index_of(index, name, config, out / WORK / label, progress)
             step = progress(f"search with {label}", len(inputs.queries)) if progress is not None else None
+            notes += [] if index is None else [f"{label}: {warning}" for warning in index.warnings]
             if index is None:
                 answers = search_words(corpus, inputs.queries, config, step)
             else:
                 answers = search_index(index, inputs.queries, config, inputs.empty, step)
             save_answers(answers, runs[label], label)
             record.timings[f"search with {label}"] = time.perf_counter() - started
-        return _finish(config, runs, inputs, record, corpus)
+        return _finish(config, runs, replace(inputs, warnings=(*inputs.warnings, *notes)), record, corpus)
 
 
 def _finish(config: MineConfig, runs: dict[str, Path], inputs: MineInputs, record: Run, corpus: Path) -> MineResult:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from bixse.data.collection import check_corpus, check_split, read_queries, splits_of
+from bixse.data.joined import Unjoined, check_joined, unjoined_judgements
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import read_qrels
-from bixse.errors import SEEDS, InputError, InvalidFileError, shorten
+from bixse.errors import SEEDS, InputError, shorten
 from bixse.preparing.candidates import Strategy
 from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
@@ -127,22 +128,19 @@ def read_inputs(config: MineConfig) -> MineInputs:
     files = config.files()
     queries = read_queries(files["queries"])
     graded = None if config.known is None else load_graded_pairs(config.known)
-    # One pass over the corpus checks it and finds the documents of known pairs.
+    judged = {} if config.split is None else read_qrels(files[f"qrels/{config.split}"])
+    # One pass over the corpus checks it and finds the documents of judgements and known pairs.
     documents = _Documents(graded)
-    corpus = check_corpus(files["corpus"], {}, documents.see)
-    warnings = []
+    corpus = check_corpus(files["corpus"], judged, documents.see)
+    fix = "give corpus, queries and judgements of one collection"
+    parts = unjoined_judgements(judged, queries, corpus.missing)
+    warnings = check_joined(files.get(f"qrels/{config.split}", files["queries"]), parts, fix)
     known: dict[str, set[str]] = {}
     if config.known is not None and graded is not None:
         pairs, mismatches = _graded_pairs_by_id(config.known, graded, queries, documents)
         warnings += [*mismatches, *_add_known(known, config.known, pairs, queries, documents.in_corpus)]
     if config.split is not None:
-        judged = read_qrels(files[f"qrels/{config.split}"])
         queries = {query_id: text for query_id, text in queries.items() if query_id in judged}
-        if not queries:
-            raise InputError(
-                f"{files['queries']}: got no query of split {config.split!r}; expected queries that its qrels name; "
-                "fix: check that both are of one collection"
-            )
     elif config.collection is not None and len(splits := splits_of(config.collection)) > 1:
         warnings.append(
             f"all queries are mined, including those of the splits {', '.join(splits)}: pairs for training should hold "
@@ -214,23 +212,19 @@ def _add_known(
     documents: Container[str],
 ) -> list[str]:
     """Add pairs to `known`; refuse documents that the corpus lacks, and a file without any of the queries."""
-    errors = InvalidFileError(path)
-    others = set()
-    added = False
+    asked: dict[str, None] = {}
+    named: dict[str, None] = {}
     for query_id, document_id in pairs:
-        if query_id not in queries:
-            others.add(query_id)
-        elif document_id not in documents:
-            got = f"{shorten(document_id)} (of query {query_id!r})"
-            expected = "an id or a text of the corpus: a document under another id would be mined as unknown"
-            errors.add(None, "document_id", got, expected, "use the corpus the pairs are of, or drop them")
-        else:
+        asked[query_id] = None
+        if query_id in queries:
+            named[document_id] = None
             known.setdefault(query_id, set()).add(document_id)
-            added = True
-    errors.raise_any()
-    if not added:
+    # a document under another id would be mined as unknown
+    lost = Unjoined.of("documents are not in the corpus, by id or by text", named, documents)
+    check_joined(path, [lost], "use the corpus the pairs are of, or drop them", every=True)
+    if not named:
         raise InputError(
-            f"{path}: got no pair of these queries (such as query {shorten(min(others))}); expected ids or texts of "
+            f"{path}: got no pair of these queries (such as query {shorten(min(asked))}); expected ids or texts of "
             "the queries that are mined; fix: use the file of this collection"
         )
-    return [f"{path.name}: {len(others)} queries are not among those to mine for"] if others else []
+    return check_joined(path, [Unjoined.of("queries are not among those to mine for", asked, queries)], "", True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from bixse.data.graded_pairs import Pair
+from bixse.data.joined import Unjoined
 from bixse.data.trec import QRELS_HEADER, qrels_rows
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import file_hash, hash_files, is_unicode, storage_errors
@@ -29,7 +30,7 @@ from bixse.preparing.formats import (
     task_name,
     texts_in,
 )
-from bixse.preparing.mapping import RowMapping
+from bixse.preparing.mapping import ID_OF_A_DOCUMENT, ID_OF_A_QUERY, RowMapping
 from bixse.preparing.score_scale import MAPS, FileScores, check_scores, parse_score_map
 from bixse.relevance import GradeScale
 
@@ -119,8 +120,10 @@ class Source:
             self.form = self.form.with_columns(settings.columns)
         self.statuses: Counter[str] = Counter()
         """Number of judgements per status in the current or last reading."""
-        self._noted = self._scores_aside = 0
+        self._noted = self._scores_aside = self._rows = 0
         self._warnings: list[str] = []
+        self._lost: dict[str, tuple[int, str]] = {}
+        """Expected value -> number of rows with an id that is not among the texts, and the first such id."""
         self._find_files()
         self.scale = settings.grade_scale or GradeScale(*(self.form.scale or (0, 1)))
         self.score_map = parse_score_map(settings.score_map) if settings.score_map is not None else None
@@ -181,7 +184,8 @@ class Source:
     ) -> RowMapping:
         """Open a database in `folder`, which the caller closes, and read the texts that rows name by id."""
         self.statuses, self._warnings = Counter(), list(self._file_notes)
-        self._noted = self._scores_aside = 0
+        self._noted = self._scores_aside = self._rows = 0
+        self._lost = {}
         with storage_errors(folder):
             mapping = RowMapping(self.chosen, self.form, self.scale, self.score_map, folder)
             for table, files, columns in (("documents", self.corpus, DOCUMENT), ("queries", self.queries, QUERY)):
@@ -208,8 +212,16 @@ class Source:
         for rows, position in self._blocks(file, errors):
             (reached or _unheard)(file, position)
             table, faults, noted = mapping.judgements(rows, form.tasks.get(task or "", task), judge)
+            self._rows += len(rows)
             for error in faults:
                 errors.add(*astuple(error))
+            for expected in (ID_OF_A_QUERY, ID_OF_A_DOCUMENT):
+                lost = {error.row: error.got for error in faults if error.expected == expected}
+                count, first = self._lost.get(
+                    expected, (0, next(iter(lost.values()), "").rpartition(", ")[0].strip('"'))
+                )
+                if lost:
+                    self._lost[expected] = count + len(lost), first
             self.statuses.update(table["status"].to_pylist())
             self._noted += noted
             scores.add(table)
@@ -223,7 +235,8 @@ class Source:
         form, numbers, lines = self.form, [], []
         rows: Iterator[tuple[int, dict[str, Any], int]]
         if form.query_by_id:
-            rows = ((row, dict(zip(QRELS_HEADER, values, strict=True)), 0) for row, *values in qrels_rows(file, errors))
+            judged = qrels_rows(file, errors, several=self.chosen.dedup)
+            rows = ((row, dict(zip(QRELS_HEADER, values, strict=True)), 0) for row, *values in judged)
         else:
             rows = raw_rows(file, errors, form.needed, None if form.optional == ("*",) else form.optional)
         size = position = 0
@@ -294,9 +307,17 @@ class Source:
             **{name: row[name] for name in names},
         )
 
+    def unjoined(self) -> list[str]:
+        """Return the number of rows whose query or document is not among the texts."""
+        name = {ID_OF_A_QUERY: "query without a text", ID_OF_A_DOCUMENT: "document that the corpus lacks"}
+        return [
+            f"{self.path.name}: {Unjoined(f'judgements name a {name[expected]}', count, self._rows, first)}"
+            for expected, (count, first) in self._lost.items()
+        ]
+
     def warnings(self) -> list[str]:
         name = self.files[0].name if self.form.folder else self.path.name
-        warnings = ungraded(name, self.statuses)
+        warnings = [*self.unjoined(), *ungraded(name, self.statuses)]
         if self._noted:
             warnings.append(f"{self.path.name}: {self.form.note['text'].format(count=self._noted)}")
         if self._scores_aside:
@@ -320,7 +341,7 @@ def _encoded(number: int, row: dict[str, Any], errors: InvalidFileError) -> str 
 
 def _not_json(value: object) -> dict[str, str]:
     """Return an object for a value of Parquet that JSON lacks: it is neither text nor number nor id."""
-    return {type(value).__name__: str(value)}
+    return {type(value).__name__: shorten(value)}
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, default=_not_json)

@@ -16,7 +16,7 @@ from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import is_unicode
 from bixse.files.rows import kind_of, text_lines
 from bixse.search.exact import DEPTH, exact_search, to_run
-from bixse.search.store import encode_corpus
+from bixse.search.store import EmbeddingStore, encode_corpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -180,12 +180,13 @@ def search_collection(
     encoder = build_encoder(model)
     use_task(encoder, task)
     least = checked_limits(encoder.head, str(model), [query], top, threshold, at_precision)
-    documents = encode_corpus(encoder, corpus, progress, cache)
+    store = EmbeddingStore(encoder, cache)
+    documents = encode_corpus(store, corpus, progress)
     scores, rows = exact_search(encode_texts(encoder, [query], "query"), documents, top)
     items = list(corpus.items())
     hits = hits_of(matches_in(items, rows, scores)[0], encoder.head, least)
     empty = [name for name, document in items if not document.content]
-    return CollectionAnswer(hits, warn_of_empty(empty, len(corpus)))
+    return CollectionAnswer(hits, [*warn_of_empty(empty, len(corpus)), *store.warnings()])
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ def encode_collection(
     """Embed every document of a collection (see `encode_corpus`) and the named queries."""
     return EncodedCollection(
         document_ids=list(collection.corpus),
-        documents=encode_corpus(model, collection.corpus, progress, cache),
+        documents=encode_corpus(EmbeddingStore(model, cache), collection.corpus, progress),
         query_ids=list(query_ids),
         queries=encode_texts(model, [collection.queries[query_id] for query_id in query_ids], "query"),
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bixse.encoders.encode import by_length, embeddings_key, encode_texts
+from bixse.encoders.encode import by_length, embeddings_key, encode_and_count
+from bixse.encoders.lengths import warn_of_counts
 from bixse.files.files import EMBEDDINGS_FOLDER, cache_folder
 
 if TYPE_CHECKING:
@@ -47,6 +49,19 @@ class EmbeddingStore:
         """Reason why embeddings could not be kept, or None."""
         self.encoded = 0
         """Number of texts that were encoded, not read."""
+        self.too_long: Counter[str] = Counter()
+        """Queries and documents, by this name, that are longer than the model reads; NaN if it is not known."""
+        self.number: Counter[str] = Counter()
+        """Queries and documents, by this name, that were counted."""
+
+    def count(self, name: str, is_cut: NDArray[np.float32]) -> None:
+        """Add texts to `too_long`, by 1 for a text that is longer than the model reads."""
+        self.too_long[name] += is_cut.sum()
+        self.number[name] += len(is_cut)
+
+    def warnings(self) -> list[str]:
+        """Warn of texts that are longer than the model reads."""
+        return warn_of_counts(self.model, {name: (self.too_long[name], self.number[name]) for name in self.number})
 
     def encode(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
         """Return (N, D) L2-normalised embeddings, encoding and storing missing ones; `progress` gets increments."""
@@ -64,7 +79,8 @@ class EmbeddingStore:
         digests = [blake2b(text.encode("utf-8"), digest_size=16).digest() for text in texts]
         row_of = {digest: row for row, digest in reversed(list(enumerate(digests)))}
         embeddings = np.empty((len(texts), self.model.get_embedding_dimension() or 0), dtype=np.float32)
-        stored = self._read(row_of, embeddings)
+        is_cut = np.zeros(len(texts), dtype=np.float32)
+        stored = self._read(row_of, embeddings, is_cut)
         missing = np.array([row for digest, row in row_of.items() if digest not in stored], dtype=np.int64)
         if progress is not None and len(missing) < len(texts):
             progress(len(texts) - len(missing))
@@ -73,11 +89,16 @@ class EmbeddingStore:
         self.encoded += len(missing)
         for start in range(0, len(missing), SAVED_TOGETHER):
             rows = missing[start : start + SAVED_TOGETHER]
-            embeddings[rows] = encode_texts(self.model, [texts[row] for row in rows], "document", progress=progress)
-            self._write({digests[row]: embeddings[row] for row in rows})
-        return embeddings if len(row_of) == len(texts) else embeddings[[row_of[digest] for digest in digests]]
+            some = [texts[row] for row in rows]
+            embeddings[rows], is_cut[rows] = encode_and_count(self.model, some, "document", progress=progress)
+            self._write({digests[row]: embeddings[row].tobytes() + bytes([int(is_cut[row])]) for row in rows})
+        rows = np.array([row_of[digest] for digest in digests], dtype=np.int64)
+        self.count("documents", is_cut[rows])
+        return embeddings if len(row_of) == len(texts) else embeddings[rows]
 
-    def _read(self, row_of: Mapping[bytes, int], embeddings: NDArray[np.float32]) -> set[bytes]:
+    def _read(
+        self, row_of: Mapping[bytes, int], embeddings: NDArray[np.float32], is_cut: NDArray[np.float32]
+    ) -> set[bytes]:
         """Put stored embeddings into their rows and return their digests; a damaged file is removed."""
         digests: set[bytes] = set()
         if self.path is None or not self.path.is_file():
@@ -90,8 +111,11 @@ class EmbeddingStore:
                     marks = ",".join("?" * len(some))
                     query = f"SELECT text, embedding FROM embeddings WHERE text IN ({marks})"
                     for digest, content in file.execute(query, some):
-                        if len(content) == embeddings.itemsize * embeddings.shape[1]:
-                            embeddings[row_of[digest]] = np.frombuffer(content, np.float32)
+                        length = embeddings.itemsize * embeddings.shape[1]
+                        if length <= len(content) <= length + 1:  # the last byte was not written at first
+                            row = row_of[digest]
+                            embeddings[row] = np.frombuffer(content[:length], np.float32)
+                            is_cut[row] = content[length] if len(content) > length else np.nan
                             digests.add(digest)
         except sqlite3.OperationalError:  # locked, or not readable
             pass
@@ -99,7 +123,7 @@ class EmbeddingStore:
             self.path.unlink(missing_ok=True)
         return digests
 
-    def _write(self, embeddings: Mapping[bytes, NDArray[np.float32]]) -> None:
+    def _write(self, contents: Mapping[bytes, bytes]) -> None:
         """Store all of the embeddings or none; after a failure nothing more is stored."""
         if self.path is None or self.failure is not None:
             return
@@ -108,18 +132,14 @@ class EmbeddingStore:
             # the context of a connection commits or rolls back, and does not close
             with closing(sqlite3.connect(self.path, timeout=SECONDS_WAITED)) as file, file:
                 file.execute(_TABLE)
-                rows = ((text, row.tobytes()) for text, row in embeddings.items())
-                file.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", rows)
+                file.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", contents.items())
         except (sqlite3.Error, OSError) as error:
             self.failure = f"{self.path}: {error}"
 
 
 def encode_corpus(
-    model: SentenceTransformer,
-    corpus: Mapping[str, Document],
-    progress: ProgressBars | None = None,
-    cache: str | Path | None = None,
+    store: EmbeddingStore, corpus: Mapping[str, Document], progress: ProgressBars | None = None
 ) -> NDArray[np.float32]:
     """Return the (N, D) embeddings of a corpus, in its order; see `EmbeddingStore`."""
     step = progress("encode documents", len(corpus)) if progress is not None else None
-    return EmbeddingStore(model, cache).encode([document.content for document in corpus.values()], step)
+    return store.encode([document.content for document in corpus.values()], step)

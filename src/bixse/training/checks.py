@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
+from bixse.encoders.lengths import KINDS
 from bixse.errors import DivergedError, InputError
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.loop.batches import prompts_of
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from bixse.losses.base import GradedLoss
     from bixse.relevance import Kind
 
-KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}
-TEXTS_COUNTED = 1000
-"""Texts tokenised to count the ones that are too long."""
 TEXTS_COMPARED = 32
 """Distinct queries, and distinct documents, whose embeddings are compared."""
 SMALLEST_SPREAD = 1e-3
@@ -75,34 +73,13 @@ def check_max_length(model: RelevanceModel) -> list[str]:
     ]
 
 
-def check_lengths(model: SentenceTransformer, pairs: GradedPairs) -> list[str]:
-    """Warn of texts that are longer than the encoder reads, by their share of a sample."""
-    limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
-    if limit is None or not callable(tokenizer):  # the model reads texts of any length, or no tokens
-        return []
-    shares, with_prompt = [], ""
-    for name, kind in KINDS.items():
-        prompts = _prompts_before(model, pairs, kind)
-        with_prompt = ", including the prompt before them" if any(prompts) else with_prompt
-        room = limit - max(len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in prompts)
-        distinct = pairs.distinct(kind)
-        texts = pairs.texts(kind, distinct[:: -(-len(distinct) // TEXTS_COUNTED)])
-        too_long = sum(len(tokens) > room for tokens in tokenizer(texts, truncation=False, verbose=False)["input_ids"])
-        if too_long:
-            sampled = " sampled" if len(texts) < len(distinct) else ""
-            shares.append(f"{too_long} of {len(texts)}{sampled} {name}")
-    if not shares:
-        return []
-    too_long_texts = f"{' and '.join(shares)} are longer than the {limit} tokens the encoder reads{with_prompt}"
-    return [f"{too_long_texts}: the rest of each is not read"]
-
-
-def _prompts_before(model: SentenceTransformer, pairs: GradedPairs, kind: Kind) -> list[str]:
+def prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, list[str]]:
     """Return every prompt that may precede a query or a document in training."""
     prompts = prompts_of(model, None, pairs)
     if not isinstance(prompts, Instructions):
-        return [prompts.get(kind, "")]
-    return [prompts.prompt(task, kind, n) for task in pairs.tasks[0] for n in range(prompts.choices(task))]
+        return {kind: [prompts.get(kind, "")] for kind in KINDS.values()}
+    choices = [(task, n) for task in pairs.tasks[0] for n in range(prompts.choices(task))]
+    return {kind: [prompts.prompt(task, kind, n) for task, n in choices] for kind in KINDS.values()}
 
 
 def embedding_spreads(model: Any, pairs: GradedPairs) -> dict[Kind, float]:

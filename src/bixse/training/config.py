@@ -186,7 +186,7 @@ class RegradeConfig(Settings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the grades, without a server's address, speed or prices."""
-        speed = {"concurrency", "timeout", "api_key_variable"}
+        speed = {"concurrency", "timeout", "api_key_variable", "headers"}
         values = self.model_dump(mode="json", exclude={"ledger": True, "prices": True, "options": speed})
         return {**values, "judge": "server" if self.judge.startswith(("http://", "https://")) else self.judge}
 

@@ -19,6 +19,7 @@ from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import QuerySet, Task, cut_collection
 from bixse.files.files import hash_files
+from bixse.files.values import normal_form
 from bixse.search.bm25 import BM25
 
 if TYPE_CHECKING:
@@ -166,12 +167,21 @@ def queries_of(watched: Sequence[Watched]) -> dict[str, Mapping[str, str]]:
     return {f"{part.role} {part.name}": part.queries for _, part in sets_of(watched)}
 
 
+def warnings_of(watched: Sequence[Watched]) -> list[str]:
+    """Return the warnings of dev and guard about their ids."""
+    return [f"{each.collection.name}/{line}" for each in watched for line in each.collection.warnings]
+
+
 def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Iterable[str], allowed: bool) -> list[str]:
-    """Refuse held-out queries among the texts of the training queries, or return warnings where they are allowed."""
-    trained = {text for texts in held_out.values() for text in texts.values()}.intersection(queries)
+    """Refuse held-out queries among the training queries, or return warnings where they are allowed.
+
+    Texts are compared by their `normal_form`, as in `bixse convert --dedup`.
+    """
+    watched = {normal_form(text) for texts in held_out.values() for text in texts.values()}
+    trained = watched.intersection(map(normal_form, queries)) if watched else watched
     leaks = []
     for name, texts in held_out.items():
-        shared = [query for query, text in texts.items() if text in trained]
+        shared = [query for query, text in texts.items() if normal_form(text) in trained]
         if shared:
             leaks.append(
                 f"{name}: got {len(shared)} of {len(texts)} queries that are training queries too (such as "

@@ -18,7 +18,14 @@ from bixse.encoders.weights import mean_weights, trained_weights
 from bixse.errors import ModelError
 from bixse.files.files import alone_in, file_hash, storage_errors
 from bixse.training.config import MODEL_FOLDER
-from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, queries_of, split_hashes
+from bixse.training.dev_evaluation import (
+    Split,
+    check_not_trained_on,
+    load_watched,
+    queries_of,
+    split_hashes,
+    warnings_of,
+)
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge import MergeResult, merge, refitted_heads
 
@@ -52,7 +59,8 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
     splits += [Split(path, config.guard_split, "guard") for path in config.guard]
     watched = load_watched(splits, config.documents)
     graded = load_graded_pairs(config.pairs) if config.pairs is not None else None
-    warnings = check_not_trained_on(queries_of(watched), graded.queries if graded else [], allowed=True)
+    warnings = warnings_of(watched)
+    warnings += check_not_trained_on(queries_of(watched), graded.queries if graded else [], allowed=True)
     inputs = {f"{number}/{name}": value for number, m in enumerate(names) for name, value in model_hashes(m).items()}
     inputs |= split_hashes(splits)
     if config.pairs is not None:

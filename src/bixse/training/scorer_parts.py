@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import set_seed
 
+from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.build import build_scorer, set_dropout
 from bixse.errors import InputError
 from bixse.evaluation.reranking import RerankedSystem
 from bixse.evaluation.systems import Bm25System
 from bixse.losses import ScoreLoss
 from bixse.losses.catalogue import loss_name
-from bixse.training.checks import check_lengths, check_pairs
+from bixse.training.checks import check_pairs
 from bixse.training.dev_evaluation import (
     GradedRetrievalEvaluator,
     check_not_trained_on,
     queries_of,
     sets_of,
     small_task,
+    warnings_of,
 )
 from bixse.training.distributed import world_size
 from bixse.training.loop.pair_trainer import PairTrainer, pair_loss
@@ -50,9 +52,10 @@ def make_scorer_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     pairs = inputs.pairs
-    warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
+    warnings = warnings_of(inputs.watched)
+    warnings += check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(inputs.where, loss_name(config.loss), loss, pairs, config.optimizer.documents_per_query)
-    warnings += check_lengths(model, pairs) if config.kind != "reranker" else []
+    warnings += check_lengths(model, pairs)
     tasks = {role: _tasks(inputs, role, config.min_relevant_grade) for role in ("dev", "guard")}
     evaluator = None
     if config.evaluations_per_epoch and tasks["dev"]:

@@ -11,13 +11,14 @@ from torch.nn.utils import get_total_norm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
+from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
 from bixse.extensions import extension
 from bixse.losses.catalogue import loss_name
-from bixse.training.checks import check_lengths, check_max_length, check_pairs
+from bixse.training.checks import check_max_length, check_pairs, prompts_before
 from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDER
-from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of
+from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of, warnings_of
 from bixse.training.distributed import PATIENCE, is_main_process, world_size
 from bixse.training.inputs import make_loss
 from bixse.training.loop.checkpoints import ProgressBar, StepLog, complete_checkpoints
@@ -61,10 +62,11 @@ def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     """Make the loss and the dev evaluator, and refuse inputs that cannot be trained on."""
     loss = make_loss(config, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
-    warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
+    warnings = warnings_of(inputs.watched)
+    warnings += check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(inputs.where, loss_name(config.loss), loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
-    warnings += check_lengths(model, pairs)
+    warnings += check_lengths(model, pairs, prompts_before(model, pairs))
     trainer: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
     return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, trainer)
 

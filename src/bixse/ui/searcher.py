@@ -18,7 +18,7 @@ from bixse.scale.index.vector_store import is_stored
 from bixse.search.bm25 import BM25, BM25_NAME
 from bixse.search.exact import exact_search
 from bixse.search.search_collection import Hit, check_queries, hits_of, matches_in
-from bixse.search.store import encode_corpus
+from bixse.search.store import EmbeddingStore, encode_corpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -89,7 +89,7 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
 
         return Searcher(name, "run", find_in_run)
     model = build_encoder(name)
-    documents, items = encode_corpus(model, corpus, progress), list(corpus.items())
+    documents, items = encode_corpus(EmbeddingStore(model), corpus, progress), list(corpus.items())
 
     @lru_cache(CACHED)
     def find_by_model(text: str, query_id: str | None, top: int) -> list[Hit]:

@@ -27,8 +27,8 @@ def run(settings: AdaptSettings, options: Options) -> CommandResult:
         f"trained on {result.train_queries} queries in {duration(result.seconds)}",
         f"saved: {saved}, of {result.steps} steps, times {result.shrinkage:g}" if saved else "no adapter is saved",
     ]
-    metrics = {name: value for name, value in asdict(result).items() if name != "artifacts"}
-    warnings = [FINISHED_BEFORE] if result.reused else []
+    metrics = {name: value for name, value in asdict(result).items() if name not in ("artifacts", "warnings")}
+    warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
     # a difference of 0 is no reason to grade more
     why = f"it cannot be told whether the adapter is better: {gain.few}" if gain.few else "it is not shown to be better"
     why = f"no adapter is saved: {why} on dev; fix: grade documents of more queries, or train another model"

@@ -64,7 +64,8 @@ class EvaluateSettings(EncodingSettings):
     """Remove the document with the query's id from the query's ranking, for collections whose queries are also
     documents (ArguAna, Quora)."""
     missing_documents: MissingDocuments = "refuse"
-    """Treatment of judgements whose document the corpus lacks: refuse the collection, or drop and count them."""
+    """Treatment of judgements whose document the corpus lacks, and of run files of which most queries or documents are
+    not in the collection: refuse them, or count them and score the rest."""
     grades: Annotated[Path | None, Flag(metavar="FILE")] = None
     """A judge's grades of all pairs, for run files and --human (pairs.parquet, judgements.parquet or qrels)."""
     human: Annotated[Path | None, Flag(metavar="FILE")] = None
@@ -165,38 +166,45 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     # before the search, to refuse a baseline of another collection at once
     baseline = None if settings.fail_if_worse_than is None else read_baseline(settings.fail_if_worse_than, task)
     result = compare_on_task(systems, task, out, progress_bar)
-    heading = f"{settings.collection} ({settings.split}, {len(task.query_sets[0].queries)} queries"
+    evaluations = [scores[task.name] for scores in result.scores.values()]
+    warnings = list(dict.fromkeys(line for each in evaluations for line in each.warnings))
+    counts = [each.queries.split("; ") for each in evaluations]
+    heading = f"{settings.collection} ({settings.split}, "
+    heading += "; ".join(part for part in counts[0] if all(part in others for others in counts))
     metrics, names = result.plain(), {"results": "results.json"}
     if len(systems) == 1:
         precision = {"precision": result.precision} if result.precision else {}
         heading = f"{systems[0].label} on {heading}{''.join(f', {name}' for name in precision.values())}"
-        evaluation = result.scores[systems[0].label][task.name]
+        (evaluation,) = evaluations
         metrics = {**evaluation.metrics, **precision}
         names = {"run": "run.trec", "record": "run.json"}
     artifacts = {name: str(out / file) for name, file in names.items()} if out else {}
     text = f"{heading})\n\n{result.collection_text()}"
     if baseline is None:
-        return CommandResult(text, metrics, artifacts, list(task.warnings))
+        return CommandResult(text, metrics, artifacts, warnings)
     tested = gate(evaluation, baseline, str(settings.fail_if_worse_than), settings.by)
     metrics["gate"] = tested.plain()
     line = f"{systems[0].label} is {tested.text()}"
     few = [f"the gate passes since it cannot tell: {tested.difference.few}"] if tested.difference.few else []
     errors = [] if tested.passed else [f"got {line}; expected no loss above {settings.by:g}; fix: find what changed"]
-    warnings = [*task.warnings, *few]
+    warnings += few
     return CommandResult(f"{text}\n\n{line}", metrics, artifacts, warnings, errors, 1 - tested.passed)
 
 
 def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None) -> CommandResult:
+    from bixse.data.joined import doubt_ranks
     from bixse.evaluation.systems import read_ranking
     from bixse.judging.audit.few_labels import few_labels_of_files
 
     assert settings.human is not None
-    runs = {name: read_ranking(name) for name in settings.model}
+    contradicted: dict[str, list[str]] = {name: [] for name in settings.model}
+    runs = {name: read_ranking(name, contradicted[name]) for name in settings.model}
     stated = GradeScale(*settings.scale) if settings.scale else None
     path = out / "few_labels.json" if out is not None else None
     result, wrong, people = few_labels_of_files(runs, grades, settings.human, stated, settings.min_relevant_grade, path)
     ends = f"{people.scale.minimum:g} to {people.scale.maximum:g}"
-    warnings = [] if stated else [f"the scale {ends} is that of the labels found; state --scale"]
+    warnings = [line for name, run in runs.items() for line in doubt_ranks(name, contradicted[name], run)]
+    warnings += [*result.joined] + ([] if stated else [f"the scale {ends} is that of the labels found; state --scale"])
     if len(people.plans) > 1:
         warnings.append(f"{people.path}: got labels of {len(people.plans)} plans of bixse ui; expected one, as their "
                         "probabilities do not compare; fix: label into a new file (bixse ui --labels)")  # fmt: skip

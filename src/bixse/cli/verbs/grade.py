@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
     """Open the judge, then grade or estimate, and return a summary."""
-    from bixse.judging.grade import estimate, grade
+    from bixse.judging.grade import estimate, grade, read_pairs, spending_of
 
-    judge = config.open()
+    pairs = read_pairs(config)
+    # a dry run writes nothing: its known questions are not booked
+    spending = None if options.dry_run else spending_of(options.folder, config.ledger, config.prices)
+    judge = config.open(spending)
     doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
     try:
         if options.dry_run:
-            plan = estimate(config, judge, options.folder)
+            plan = estimate(config, judge, options.folder, pairs)
         else:
-            result = grade(config, judge, options.folder, progress=progress_bar)
+            result = grade(config, judge, options.folder, pairs, progress_bar)
     finally:
         judge.close()
     warnings = [warning for warning in judge.warnings if warning not in doubts]
@@ -99,9 +102,10 @@ def run_calibrate(settings: GradeMapSettings, options: Options) -> CommandResult
             f"refused, nothing is written: on held-out queries {reason}; fix: train on the grades as they are, or "
             "label more pairs"
         )
-        return CommandResult(text, metrics, errors=[why], exit_code=1)
+        return CommandResult(text, metrics, warnings=result.warnings, errors=[why], exit_code=1)
     written = "\n".join(f"{name}: {path}" for name, path in result.artifacts.items())
-    return CommandResult(f"{text}\n\n{written}", metrics, result.artifacts, exit_code=3 if result.impossible else 0)
+    code = 3 if result.impossible else 0
+    return CommandResult(f"{text}\n\n{written}", metrics, result.artifacts, result.warnings, exit_code=code)
 
 
 CALIBRATE = Verb(
@@ -113,29 +117,30 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     """Rank the candidates by a judge's grades, and return the metrics of their order."""
     from bixse.evaluation.evaluate import evaluate
     from bixse.evaluation.tasks import collection_task
-    from bixse.judging.rank import JudgeSystem
+    from bixse.judging.grade import spending_of
+    from bixse.judging.rank import GRADES, JudgeSystem
     from bixse.report.table import format_table
 
     task = collection_task(config.collection, config.split, min_relevant_grade=config.min_relevant_grade)
-    judge = config.open()
+    judge = config.open(spending_of(options.folder / GRADES, None, config.prices))
     system = JudgeSystem(config, judge, options.folder, progress_bar)
     try:
         result = evaluate(system, task, options.folder)
     finally:
         judge.close()
-    summary, queries = system.summary, len(next(iter(result.per_query.values())))
+    summary = system.summary
     computed = f", {result.precision}" if result.precision else ""
     run = options.folder / "run.trec"
     lines = [
-        f"{judge.name} ranks {config.collection} ({config.split}, {queries} queries{computed})",
+        f"{judge.name} ranks {config.collection} ({config.split}, {result.queries}{computed})",
         "",
         format_table([[name, value] for name, value in result.metrics.items()], ["metric", judge.name]),
-        f"{summary.asked} questions asked, {summary.reused} from the ledger, {summary.usd:.4f} US dollars",
+        f"{summary.asked} questions asked, {summary.reused} from the ledger{summary.cost}",
         f"next: bixse evaluate bm25 {run} --collection {config.collection} --split {config.split}",
     ]
     metrics = {**result.metrics, "usd": summary.usd, "precision": result.precision}
     artifacts = {"run": str(run), "record": str(options.folder / "run.json")}
-    warnings = [*judge.warnings, *system.warnings(), *([FINISHED_BEFORE] if result.reused else [])]
+    warnings = [*judge.warnings, *system.warnings(), *result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
     code = 0 if summary.graded == summary.pairs else 3
     return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], code)
 

@@ -102,10 +102,11 @@ MINE = Verb(MineConfig, Options, run_mine, out=Output("Folder for pairs, runs an
 def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
     """Generate and clean queries, keep each query once, and return counts."""
     from bixse.judging.generate.generate import generate
+    from bixse.judging.grade import spending_of
     from bixse.progress import progress_bar
 
     out = options.folder
-    writer = config.writer.open()
+    writer = config.writer.open(spending_of(out, config.ledger, config.prices))
     try:
         result = generate(config, writer, out, progress_bar)
     finally:
@@ -114,7 +115,7 @@ def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
     lines += [f"  {count} texts not kept: {reason}" for reason, count in result.refused.items()]
     lines.append(
         f"{result.asked} requests, {result.reused} texts from the ledger; {result.prompt_tokens:,} tokens read, "
-        f"{result.completion_tokens:,} written, {result.usd:.4f} US dollars"
+        f"{result.completion_tokens:,} written{result.cost}"
     )
     if result.stopped:
         lines.append(f"stopped: {result.stopped}; the same command with a higher limit continues")

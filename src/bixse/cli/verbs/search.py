@@ -52,7 +52,7 @@ def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
     with open_index(settings.model, settings.model_at, settings.task, settings.exact) as index:
         if settings.query is not None:
             hits = index.search(settings.query, **limits)
-            return CommandResult("\n".join(hit_lines(hits)), {"results": plain_hits(hits)})
+            return CommandResult("\n".join(hit_lines(hits)), {"results": plain_hits(hits)}, {}, index.warnings)
         if not many:
             return _answer_each(index, limits, "--json" in options.words)
         if options.out is None:
@@ -62,12 +62,15 @@ def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
                 {"query_id": name, "query": queries[name], "results": plain_hits(hits)}
                 for name, hits in hits_of.items()
             ]
-            return CommandResult("\n".join(line for block in blocks for line in block), {"answers": answers})
+            return CommandResult(
+                "\n".join(line for block in blocks for line in block), {"answers": answers}, {}, index.warnings
+            )
         run = index.search_run(queries, progress=progress_bar, **limits)
         write_run(options.out, run, tag="-".join(Path(index.manifest.encoder.name).name.split()) or "model")
         number = sum(map(len, run.values()))
         text = f"wrote {number:,} documents of {len(run):,} queries to {options.out}"
-        return CommandResult(text, {"queries": len(run), "documents": number}, {"run": str(options.out)})
+        metrics = {"queries": len(run), "documents": number}
+        return CommandResult(text, metrics, {"run": str(options.out)}, index.warnings)
 
 
 def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> CommandResult:
@@ -89,7 +92,7 @@ def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> C
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     except KeyboardInterrupt:
         sys.stderr.write("\n")
-    return CommandResult("", {"queries": answered})
+    return CommandResult("", {"queries": answered}, {}, index.warnings)
 
 
 def _typed(greeting: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from bixse.calibration.reliability import calibration_report
+from bixse.data.joined import Unjoined, check_joined, unjoined_labels
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.errors import InputError
@@ -104,6 +105,7 @@ def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> Any
             f"{judge.path}: got no pair of the human labels (pairs such as {ids[0]}; human labels such as {ids[1]}); "
             "expected labels of the same queries and documents; fix: use the ids of the human labels"
         )
+    join_labels(judge, human)
     grades = np.array([human.grades[pair] for pair in pairs], dtype=np.float64)
     judged = [judge.grades[pair] for pair in pairs]
     if judge.scale != human.scale:
@@ -115,6 +117,13 @@ def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> Any
         "relevant": (grades >= min_relevant_grade).astype(np.float64),
     }
     return pd.DataFrame(columns, pd.MultiIndex.from_tuples(pairs, names=["query_id", "document_id"]))
+
+
+def join_labels(judge: Labels, human: Labels) -> list[str]:
+    """Warn of pairs of the smaller side that the other side lacks; refuse them if they are most."""
+    judged, labelled = (dict.fromkeys(sorted({**side.grades, **side.missing})) for side in (judge, human))
+    fix = "use the ids of the human labels, and labels of the same pairs"
+    return check_joined(judge.path, [unjoined_labels(judge.name, judged, labelled)], fix)
 
 
 def query_ids_of(frame: Any) -> list[str]:
@@ -155,6 +164,7 @@ def _audit_one(judge: Labels, common: Any, human: Labels, levels: Floats, min_re
         calibration=calibration_report(relevance, relevant, query_ids),
         against_constant=mean_estimate(errors, query_ids),
         worst_pairs=_worst_pairs(common),
+        joined=tuple(join_labels(judge, human)),
     )
 
 
@@ -200,6 +210,10 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     record = open_run(out, "grade audit", settings.model_dump(), hashes, paths=settings.path_settings())
     record.save("running")
     warnings = report.warnings()
+    if texts is not None:
+        known = set(zip(texts.query_ids, texts.document_ids, strict=True))
+        lost = Unjoined.of("human labels have no text there", people.grades, known)
+        warnings += check_joined(settings.pairs or "", [lost], "", allowed=True)
     if settings.scale is None:
         low, high = report.scale
         warnings.append(
@@ -304,6 +318,8 @@ class JudgeAudit:
     against_constant: IntervalEstimate
     """Brier score minus that of a constant mean, paired by query; below 0 the grades are informative."""
     worst_pairs: tuple[Disagreement, ...]
+    joined: tuple[str, ...] = ()
+    """Warnings of pairs that only one side has."""
 
     @property
     def verdict(self) -> str:
@@ -343,7 +359,7 @@ class AuditReport:
         }
 
     def warnings(self) -> list[str]:
-        warnings = []
+        warnings = [line for judge in self.judges for line in judge.joined]
         if self.impossible:
             warnings.append(
                 f"impossible labels off the scale: {len(self.impossible)}; listed with file and row, left out of "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +16,7 @@ from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.statistics import few_of_classes, mean_estimate
 from bixse.files.files import file_hash, write_atomically
-from bixse.judging.audit.audit import common_pairs, first_relevant, grade_levels, query_ids_of
+from bixse.judging.audit.audit import common_pairs, first_relevant, grade_levels, join_labels, query_ids_of
 from bixse.judging.audit.labels import impossible_lines, labels_of
 from bixse.report.table import format_difference, format_interval, format_table
 from bixse.results import IntervalEstimate
@@ -94,6 +94,7 @@ class GradeMapResult:
     impossible: tuple[ImpossibleLabel, ...]
     artifacts: dict[str, str]
     """Name -> path; empty for a map that does not help, which is not written."""
+    warnings: list[str] = field(default_factory=list)
 
     def text(self) -> str:
         fitted, figures = self.map, self.map.held_out
@@ -125,11 +126,11 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
     """
     out = Path(out)
     people, (judge,) = labels_of(settings, [settings.judgements])
-    fitted = _fit(people, judge, settings.min_relevant_grade)
+    fitted, warnings = _fit(people, judge, settings.min_relevant_grade), join_labels(judge, people)
     pairs = mapped_pairs(settings.apply, fitted, judge.scale) if settings.apply is not None else None
     impossible = (*people.impossible, *judge.impossible)
     if not fitted.helps:
-        return GradeMapResult(fitted, impossible, {})
+        return GradeMapResult(fitted, impossible, {}, warnings)
     paths = {name: getattr(settings, name) for name in settings.path_settings()}
     hashes = {name: file_hash(path) for name, path in paths.items() if path is not None}
     record = open_run(out, "grade calibrate", settings.model_dump(), hashes, paths=tuple(paths))
@@ -141,7 +142,7 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
         artifacts["pairs"] = str(out / PAIRS_FILE)
     record.results = {"metrics": fitted.model_dump()["held_out"], "artifacts": artifacts}
     record.save("finished")
-    return GradeMapResult(fitted, impossible, artifacts)
+    return GradeMapResult(fitted, impossible, artifacts, warnings)
 
 
 def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs:

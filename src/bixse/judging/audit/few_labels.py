@@ -21,6 +21,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 
+from bixse.data.joined import Unjoined, check_joined, unanswered, unjoined_labels
 from bixse.data.trec import ranked
 from bixse.errors import InputError
 from bixse.evaluation.statistics import Floats, interval_bounds, quotient
@@ -82,6 +83,8 @@ class FewLabels:
     outside: int  # labels of pairs without a grade; left out
     ungraded: Mapping[str, int]
     """System -> number of ungraded documents within the deepest cut-off; they count as irrelevant."""
+    joined: tuple[str, ...] = ()
+    """Warnings of labels, queries and documents that only one side has."""
 
     def text(self) -> str:
         """Return a table, a verdict on each difference, and the omissions."""
@@ -95,13 +98,6 @@ class FewLabels:
         ]
         if self.drawn == "pairs":
             lines.append("nDCG is left out: it needs labels of every graded pair of some queries")
-        if self.outside:
-            lines.append(f"{self.outside} labels are of pairs without a grade: left out")
-        lines += [
-            f"{name}: {count} of its documents have no grade: they count as irrelevant"
-            for name, count in self.ungraded.items()
-            if count
-        ]
         return "\n".join(lines)
 
 
@@ -144,17 +140,18 @@ def evaluate_few_labels(
         )
     if not runs or not wanted:
         raise InputError("runs: got no run or no metric; expected at least one of each; fix: name what is missing")
-    for name, run in runs.items():
-        if not run.keys() & {query for query, _ in pool.pairs}:
-            raise InputError(
-                f"{name}: got no query that the judge graded; expected queries such as {pool.pairs[0][0]!r}; fix: use "
-                "the grades of this collection"
-            )
     ranks = {name: pool.ranks(run) for name, run in runs.items()}
     contrasts: list[tuple[str, str | None]] = [*((name, None) for name in runs), *combinations(runs, 2)]
     deepest = max(metric.depth for metric in wanted)
-    asked = {query for query, _ in pool.pairs}
-    shown = {name: sum(min(len(run[query]), deepest) for query in run.keys() & asked) for name, run in runs.items()}
+    asked = dict.fromkeys(query for query, _ in pool.pairs)
+    fix = "use grades, labels and runs of one collection"
+    joined = check_joined("labels", [unjoined_labels("the judge", grades, labels)], fix)
+    ungraded = {}
+    for name, run in runs.items():
+        shown = [(query, hit) for query in asked if query in run for hit in ranked(run[query])[:deepest]]
+        lost = Unjoined.of("documents have no grade and count as irrelevant", shown, grades)
+        joined += check_joined(name, [unanswered(asked, run), lost], fix)
+        ungraded[name] = lost.count
     return FewLabels(
         tuple(_estimate(pool, metric, *contrast, ranks) for metric in wanted for contrast in contrasts),
         "queries" if pool.whole_queries else "pairs",
@@ -163,7 +160,8 @@ def evaluate_few_labels(
         pairs=len(pool.pairs),
         pool_queries=pool.sample.queries,
         outside=pool.outside,
-        ungraded={name: shown[name] - int(((rank > 0) & (rank <= deepest)).sum()) for name, rank in ranks.items()},
+        ungraded=ungraded,
+        joined=tuple(joined),
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from bixse.data.columns import text_id
 from bixse.data.trec import qrels_rows
-from bixse.errors import InputError, InvalidFileError
+from bixse.errors import NOTHING, InputError, InvalidFileError
 from bixse.files.rows import FORMATS, files_of, kind_of, read_rows, text_lines
 from bixse.files.values import FileColumn
 from bixse.relevance import GradeScale
@@ -248,8 +248,8 @@ def _table_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
                 name: row[name] for name in ("probability", "judge", "person", "event", "undoes", "seen", "plan")
             }
             yield _Row(number, *ids, grade, relevance, status, **as_read)
-    if not has_labels and not errors.total:
-        errors.add(None, None, "no label", "a column 'grade' or 'relevance' with values", "rename or add it")
+    if not has_labels and not (errors.total and errors.columns.keys() & {"grade", "relevance", "status"}):
+        errors.add(None, "grade", NOTHING, "a column 'grade' or 'relevance' with values", "rename or add it")
 
 
 def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
@@ -270,7 +270,8 @@ def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
 def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidFileError) -> str:
     identifier, text = row[f"{kind}_id"], row[kind]
     if identifier is None and text is None:
-        errors.add(number, f"{kind}_id", "nothing", f"an id, or the {kind}'s text", "add a column of ids or of texts")
+        fix = f"rename or add a column '{kind}_id' of ids, or '{kind}' of texts"
+        errors.add(number, f"{kind}_id", NOTHING, f"an id, or the {kind}'s text", fix)
     return identifier or text_id(text or "")
 
 

@@ -20,10 +20,11 @@ from bixse.data.run import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.files.files import file_hash, read_text, write_atomically
 from bixse.judging.ask import Asking, keyed
-from bixse.judging.grade import LEDGER_NAME
+from bixse.judging.grade import charge
 from bixse.judging.judge import Completion, Question
 from bixse.judging.judges.reading import is_refusal
 from bixse.judging.ledger import Ledger
+from bixse.judging.spending import LEDGER_NAME, cost_text
 from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 
 if TYPE_CHECKING:
@@ -47,13 +48,19 @@ LONGEST = 40
 """Most words of a query."""
 COPIED = 8
 """Consecutive words that a query may not share with its document: any search finds a copied sentence."""
-_LABEL = re.compile(r"^(?:(?:search )?quer(?:y|ies)|question|q|answer)\s*\d*\s*(?::\s*|-\s+)", re.IGNORECASE)
+_LABEL = re.compile(
+    r"^[*_]*(?:(?:search )?quer(?:y|ies)|question|q|answer)\s*\d*[*_]*\s*(?::[*_]*\s*|-\s+|[*_]+$)", re.IGNORECASE
+)
 _LEAD = re.compile(
     r"^(?:(?:sure|certainly|of course|okay)\b[,.!:]*\s*)?(?:here(?:['\u2019]s| is| are)\b[^:]*:\s*|$)", re.IGNORECASE
 )
 """Words of a chat model before the query, for example "Sure! Here is a query:"."""
 _PLACEHOLDERS = {"null", "none", "n/a"}
-_MARKS = re.compile(r"^(?:[-*•]\s+|\d+[.)]\s+)")
+_MARKS = re.compile(r"^(?:[-*•]\s+|\d+[.)]\s+|#+\s+|```\w*\s*$)")
+_TAGS = re.compile(r"^<(\w+)>(.*)</\1>$")
+_JSON = re.compile(r"^(?:\{|\[\s*(?:[\"'{\[]|$))")
+"""The beginning of a list of texts or of an object, not of "[2023] election results"."""
+_KEYS = {"query", "queries", "question", "questions", "search_query", "search_queries"}
 _PAIRS = ('""', "''", "``", "“”", "«»")
 _WORDS = re.compile(r"\w+")
 
@@ -61,21 +68,44 @@ _WORDS = re.compile(r"\w+")
 def clean_query(text: str) -> str:
     r"""Return the query in a model's text: its first line, without reasoning, leads, labels, list marks and quotes.
 
+    Of JSON it is the first text; "" if the JSON does not end, or holds no text.
+
     Example:
         >>> clean_query('<think>hm</think>\n1. Query: "how to copy a folder"\nThis query is good.')
+        'how to copy a folder'
+        >>> clean_query('```json\n{"queries": ["how to copy a folder", "copy files"]}\n```')
         'how to copy a folder'
     """
     answer = text.rpartition("</think>")[2]
     if "<think>" in answer:
         return ""  # the reasoning did not end
-    return next(filter(None, map(_clean_line, answer.split("\n"))), "")
+    lines = answer.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if query := _clean_line(line):
+            return _first_text("\n".join([query, *lines[number:]])) if _JSON.match(query) else query
+    return ""
+
+
+def _first_text(content: str) -> str:
+    """Return the cleaned first text in the JSON at the start of a text, or ""."""
+    try:
+        value = json.JSONDecoder().raw_decode(content)[0]
+    except (ValueError, RecursionError):
+        return ""
+    while isinstance(value, (list, dict)) and value:
+        if isinstance(value, list):
+            value = value[0]
+        else:
+            named = [name for name in value if name.lower() in _KEYS]
+            value = value[named[0]] if named else next(iter(value.values())) if len(value) == 1 else None
+    return _clean_line(value.split("\n")[0]) if isinstance(value, str) else ""
 
 
 def _clean_line(line: str) -> str:
     before = None
     while before != line:
         before = line
-        line = _LABEL.sub("", _MARKS.sub("", _LEAD.sub("", line.strip()))).strip()
+        line = _TAGS.sub(r"\2", _LABEL.sub("", _MARKS.sub("", _LEAD.sub("", line.strip())))).strip()
         if line[:2] == line[-2:] == "**" and "*" not in line[2:-2]:
             line = line[2:-2].strip()
         inside = line[1:-1]
@@ -138,8 +168,18 @@ class GenerateResult:
     """Texts from the ledger."""
     prompt_tokens: int
     completion_tokens: int
-    usd: float
+    usd: float | None
+    """Price of all requests of this call, failed ones too; None if it is unknown."""
+    usd_spent: float | None
+    """Price of all requests of all calls, as `spent.jsonl` has them; None if it is unknown."""
+    unpriced: int
+    """Number of requests with an unknown price, which `usd_spent` lacks."""
     stopped: str | None
+
+    @property
+    def cost(self) -> str:
+        """The cost of all calls and of this one, after a comma."""
+        return cost_text(self.usd_spent, self.unpriced, self.usd)
 
     @property
     def complete(self) -> bool:
@@ -168,13 +208,15 @@ def generate(
     started = time.perf_counter()
     failure: KeyboardInterrupt | BixseError | None = None
     with Ledger(config.ledger or out / LEDGER_NAME, Completion) as ledger:
-        asking = Asking(writer.complete, writer.identity, ledger, config.prices)
+        spending = charge(writer, ledger.path, config.prices)
+        asking = Asking(writer.complete, writer.identity, ledger, spending)
         questions = keyed(questions_about(documents, config.per_document, prompt), writer.identity)
         try:
             asking.run(questions, None if progress is None else progress(TITLE, len(questions)))
         except (KeyboardInterrupt, BixseError) as error:
             failure = error
         texts = [(question, ledger.find(key)) for key, question in questions]
+    costs = spending.end()
     pairs, refused = accepted_queries(documents, texts, config.task)
     rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in pairs]
     write_atomically(out / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -189,7 +231,8 @@ def generate(
         reused=asking.reused,
         prompt_tokens=asking.usage.prompt,
         completion_tokens=asking.usage.completion,
-        usd=asking.usd,
+        usd=costs.pop("usd_of_this_run"),
+        **costs,
         stopped=asking.stopped,
     )
     record.results = asdict(result)

@@ -12,6 +12,7 @@ from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from bixse.judging.judges.server_judge import ServerTextModel
+    from bixse.judging.spending import Spending
 
 
 class WriterSettings(ServerSettings):
@@ -24,10 +25,10 @@ class WriterSettings(ServerSettings):
     max_tokens: int = Field(default=64, ge=1)
     """Maximum number of tokens per query."""
 
-    def open(self) -> ServerTextModel:
+    def open(self, spending: Spending | None = None) -> ServerTextModel:
         from bixse.judging.judges.server_judge import ServerTextModel
 
-        return ServerTextModel(self.server, self, self.temperature, self.max_tokens)
+        return ServerTextModel(self.server, self, self.temperature, self.max_tokens, spending)
 
 
 class GenerateConfig(Settings):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import ServerSettings
+from bixse.judging.judge import NOTHING
 from bixse.judging.judges.dialects import Reply, parse_reply
 from bixse.judging.judges.endpoints import (
     DETAIL_WIDTH,
@@ -27,13 +28,20 @@ from bixse.judging.judges.endpoints import (
     ServedModel,
     ServerDownError,
     choose_model,
+    deployment,
+    filled_headers,
     models_in,
     parse_address,
+    proxy_of,
     refusal,
+    reported_usage,
+    unreadable,
 )
+from bixse.judging.spending import OverBudgetError, guessed_usage
 
 try:
     import aiohttp
+    from multidict import CIMultiDict
 except ImportError as error:
     raise InputError(
         "aiohttp: got no such package; expected it for asking servers; fix: pip install 'bixse[grade]'"
@@ -42,6 +50,8 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
+    from bixse.judging.judge import Usage
+    from bixse.judging.spending import Spending
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -66,13 +76,15 @@ MAX_REPLY, MAX_ERROR = 64 * 2**20, 64 * 2**10
 """Maximum decompressed bytes; a reply of 32,000 tokens with 20 alternatives per token has 50 MiB."""
 CLOSING_SECONDS = 10.0
 
+_NOT_CONNECTED = (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError, aiohttp.ClientHttpProxyError)
+
 log = logging.getLogger(__name__)
 
 
 class ChatClient:
     """A client of one chat server."""
 
-    def __init__(self, address: str, settings: ServerSettings | None = None) -> None:
+    def __init__(self, address: str, settings: ServerSettings | None = None, spending: Spending | None = None) -> None:
         settings = settings or ServerSettings()
         self._key_variable = settings.api_key_variable
         key = os.environ.get(self._key_variable, "").strip()
@@ -81,7 +93,13 @@ class ChatClient:
                 f"{self._key_variable}: got spaces or special characters; expected a key; fix: set the variable anew"
             )
         self.address, self.at_once = parse_address(address), settings.concurrency
-        self._has_key, self._secret = bool(key), Secret(key)
+        (headers, secrets), proxy = filled_headers(settings.headers), proxy_of(self.address)
+        self._has_key, self._secret = bool(key or secrets), Secret(key, *secrets)
+        self._body = {"stream": False, **settings.body}  # some servers stream unless they are told not to
+        self.spending: Spending | None = None
+        self._unbooked: list[tuple[str, str, Usage | None, Usage]] = []  # requests before `charge_to`
+        if spending is not None:
+            self.charge_to(spending)
         self._missed = self._refusals = 0  # in a row: requests that did not reach the server, and refusals in `SHARED`
         self._rests_until = 0.0  # end of the pause that the server requested, on the monotonic clock
         self._watch: asyncio.Task[None] | None = None  # waits while the server is absent
@@ -92,7 +110,14 @@ class ChatClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bixse-chat-client", daemon=True)
         self._thread.start()
-        self._session = self.run(_open_session(key, settings.timeout))
+        self._session = self.run(_open_session(key, headers, settings.timeout, proxy))
+
+    def charge_to(self, spending: Spending) -> None:
+        """Book all requests there, those so far too, and send none above its limit."""
+        spending.by_request, self.spending = True, spending
+        for booked in self._unbooked:
+            spending.book(*booked)
+        self._unbooked.clear()
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -116,7 +141,8 @@ class ChatClient:
     ) -> Iterator[tuple[Item, Result]]:
         """Handle up to `at_once` items at the same time and yield each item with its result, in order of completion.
 
-        Items are read in the caller's thread. An error of one item is raised after the results that are ready.
+        Items are read in the caller's thread. An error of one item is raised after the results that are ready. An
+        item above the limit of dollars has no result, and no item follows it.
         Closing the generator, an error, or Ctrl-C cancels the pending requests and waits for their end.
         """
         done: queue.SimpleQueue[concurrent.futures.Future[Result]] = queue.SimpleQueue()
@@ -140,6 +166,9 @@ class ChatClient:
                 item = under_way.pop(future)
                 if future.cancelled():
                     raise RuntimeError("the client was closed while it was in use")
+                if isinstance(future.exception(), OverBudgetError):
+                    more = False  # the requests in flight are paid for: they go on
+                    continue
                 failure = failure or future.exception()
                 if future.exception() is None:
                     yield item, future.result()  # paid for, even if another item failed
@@ -171,11 +200,14 @@ class ChatClient:
     async def chat(self, body: Mapping[str, Any]) -> Reply:
         """Ask for a chat completion until a reply or a final failure.
 
-        RequestError concerns this request alone, InputError every request, ServerDownError means no answer for long.
+        RequestError concerns this request alone, InputError every request, ServerDownError means no answer for long,
+        OverBudgetError that the limit leaves no room for another try.
         """
         started, tries, failed = time.monotonic(), 0, 0
         while True:
             await self._until_free()
+            if self.spending is not None:
+                self.spending.check(_guess(body))
             tries += 1
             try:
                 reply = await self._ask(body)
@@ -205,42 +237,66 @@ class ChatClient:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _ask(self, body: Mapping[str, Any]) -> Reply:
-        try:
-            async with self._places:
-                content = await self._send("/chat/completions", body)
-        except RequestError as error:
-            silent = error.failure in ("away", "broken")
-            self._silent_since = (self._silent_since or time.monotonic()) if silent else None
-            self._missed = self._missed + 1 if error.failure == "away" else 0
-            if self._missed >= AWAY_AFTER and self._watch is None:
-                log.warning("%s does not answer; it is asked again in a while", self.address)
-                self._watch = asyncio.get_running_loop().create_task(self._until_back())
-            raise
+        """Send a request, book it, and read the reply."""
+        status: str = "cancelled"  # the server may go on with a request that is cancelled
+        usage: Usage | None = None
+        async with self._places:
+            try:
+                content = await self._send("/chat/completions", {**body, **self._body})
+                counted = reported_usage(content)
+                status, usage = "replied", counted if counted.prompt else None
+            except RequestError as error:
+                status, usage = error.failure, error.usage
+                self._note_silence(error)
+                raise
+            finally:
+                self._book(str(body.get("model")), status, usage, _guess(body))
         self._silent_since, self._missed = None, 0
         try:
             reply = parse_reply(content, self._secret.keep)
         except (ValueError, TypeError, OverflowError):
-            start = shorten(self._secret.keep(json.dumps(content)[:80]))
+            text = content if isinstance(content, str) else json.dumps(content)
+            start = shorten(self._secret.keep(text[:80]))
+            if self._answered is None and (got := unreadable(content)) is not None:
+                raise InputError(
+                    f"{self.address}: got {got} ({start}); expected a complete answer of a chat server; fix: correct "
+                    "the address, or set up the server so that it obeys `stream: false`"
+                ) from None
             raise RequestError("broken", f"an incomplete reply: {start}") from None
         self._answered = self._answered or body
         self._refusals = 0
         return reply
 
+    def _note_silence(self, error: RequestError) -> None:
+        silent = error.failure in ("away", "broken")
+        self._silent_since = (self._silent_since or time.monotonic()) if silent else None
+        self._missed = self._missed + 1 if error.failure == "away" else 0
+        if self._missed >= AWAY_AFTER and self._watch is None:
+            log.warning("%s does not answer; it is asked again in a while", self.address)
+            self._watch = asyncio.get_running_loop().create_task(self._until_back())
+
+    def _book(self, model: str, status: str, usage: Usage | None, guess: Usage) -> None:
+        if self.spending is None:
+            self._unbooked.append((model, status, usage, guess))
+        else:
+            self.spending.book(model, status, usage, guess)
+
     async def _send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON of a response, or its text; without a body, send a GET."""
         data = None if body is None else json.dumps(body).encode()
-        method = "GET" if body is None else "POST"
+        method, (base, mark, query) = "GET" if body is None else "POST", self.address.partition("?")
+        url = f"{base}{path}{mark}{query}"
         try:
             # a redirect could carry the key to another server
-            async with self._session.request(method, self.address + path, data=data, allow_redirects=False) as response:
+            async with self._session.request(method, url, data=data, allow_redirects=False) as response:
                 raw = await _body(response)
         except (aiohttp.ClientError, TimeoutError) as error:
-            connected = not isinstance(error, (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError))
+            connected = not isinstance(error, _NOT_CONNECTED)
             late = connected and isinstance(error, TimeoutError)
             what = "no reply in time" if late else "the connection broke" if connected else "no connection"
             detail = self._secret.keep(f"{what} ({type(error).__name__}: {error})"[:DETAIL_WIDTH])
             broken = late or isinstance(error, aiohttp.ClientPayloadError)
-            raise RequestError("broken" if broken else "away", detail) from None
+            raise RequestError("broken" if broken else "away", detail, usage=None if connected else NOTHING) from None
         try:
             content = json.loads(raw)
         except (ValueError, RecursionError):  # deeply nested JSON
@@ -258,7 +314,9 @@ class ChatClient:
                 "correct the address"
             )
         self._raise_if_shared(listed, ("key", "quota"))
-        return choose_model(None if isinstance(listed, RequestError) else listed, wanted, self.address)
+        if isinstance(listed, RequestError):
+            return choose_model(None, wanted or deployment(self.address), self.address)
+        return choose_model(listed, wanted, self.address)
 
     async def _list_models(self, tries: int = 1) -> list[ServedModel] | RequestError:
         for made in range(1, tries + 1):
@@ -311,12 +369,16 @@ class ChatClient:
             return
         message = {
             "key": f"got {'an invalid key' if self._has_key else 'no key'} ({error.detail}); expected a key of this "
-            "server in this environment variable; fix: set it, or name another one with --api-key-variable",
+            "server in this environment variable; fix: set it, name another one with --api-key-variable, or send it in "
+            "a header, such as --headers 'api-key=$NAME'",
             "quota": f"got an account without quota ({error.detail}); expected one with some left; fix: see the "
             "provider's billing page, then give the same command again",
             "model": f"got {error.detail}; expected a model that is served; fix: correct its name or the address",
+            "no-chat": f"got {error.detail}; expected a chat server; fix: correct the address; a server of a reranker "
+            "or of embeddings cannot be asked: name the reranker itself, --judge cross-encoder:FOLDER",
         }[error.failure]
-        raise InputError(f"{'endpoint' if error.failure == 'model' else self._key_variable}: {message}") from error
+        where = {"model": "endpoint", "no-chat": self.address}.get(error.failure, self._key_variable)
+        raise InputError(f"{where}: {message}") from error
 
 
 def _pause(error: RequestError, tries: int) -> float:
@@ -324,6 +386,14 @@ def _pause(error: RequestError, tries: int) -> float:
     # random, so that the clients of a server do not return at the same moment
     backoff = random.uniform(0.5, 1.0) * min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(tries - 1, 10))
     return (error.retry_after if error.failure == "busy" else None) or backoff
+
+
+def _guess(body: Mapping[str, Any]) -> Usage:
+    """Return a high guess at the tokens of a request, for its price before any reply reports its own."""
+    characters = sum(len(str(message.get("content"))) for message in body["messages"])
+    written = body.get("max_tokens") or body.get("max_completion_tokens")
+    usage = guessed_usage(characters, written)
+    return replace(usage, completion=usage.completion * body.get("n", 1))
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytearray:
@@ -334,17 +404,24 @@ async def _body(response: aiohttp.ClientResponse) -> bytearray:
         if response.status >= 300 and len(body) > MAX_ERROR:
             break
         if len(body) > MAX_REPLY:
-            raise RequestError("too-large", f"a reply of more than {MAX_REPLY / 2**20:g} MiB")
+            raise RequestError("too-large", f"a reply of more than {MAX_REPLY / 2**20:g} MiB", usage=None)
     return body
 
 
-async def _open_session(key: str, timeout: float) -> aiohttp.ClientSession:
-    """Open a session without proxies, cookies or a limit of connections (`ChatClient` limits concurrency)."""
+async def _open_session(
+    key: str, headers: Mapping[str, str], timeout: float, proxy: tuple[str, str, str] | None
+) -> aiohttp.ClientSession:
+    """Open a session without cookies or a limit of connections (`ChatClient` limits concurrency)."""
+    sent = CIMultiDict({"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})})
+    sent.update(headers)  # in any case of letters, a header of the user takes the place of ours
+    address, user, password = proxy or (None, "", "")
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS),
-        headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})},
+        headers=sent,
         cookie_jar=aiohttp.DummyCookieJar(),
+        proxy=address,  # not trust_env, which would also send passwords of ~/.netrc
+        proxy_auth=aiohttp.BasicAuth(user, password) if user else None,
     )
 
 

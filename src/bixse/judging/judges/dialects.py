@@ -8,7 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bixse.judging.judge import TEXT_WIDTH, Answer, Usage
+from bixse.judging.judge import TEXT_WIDTH, Answer
+from bixse.judging.judges.endpoints import reported_usage
 from bixse.judging.judges.reading import (
     NOT_AVAILABLE,
     OptionProbabilities,
@@ -22,7 +23,7 @@ from bixse.judging.judges.reading import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from bixse.judging.judge import Mode
+    from bixse.judging.judge import Mode, Usage
     from bixse.judging.rubrics import Rubric
 
 
@@ -176,7 +177,7 @@ def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
     if not isinstance(raw, list) or not raw:
         raise ValueError("no choices")
     choices = tuple(_choice(choice, keep) for choice in raw)
-    return Reply(choices, _usage(content), keep(str(content.get("model") or "")))
+    return Reply(choices, reported_usage(content), keep(str(content.get("model") or "")))
 
 
 def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
@@ -271,14 +272,3 @@ def _token_text(token: Any) -> str:
 
 def _number(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) else None
-
-
-def _usage(content: Mapping[str, Any]) -> Usage:
-    usage = content.get("usage")
-    if not isinstance(usage, dict):
-        return Usage()
-    details = [usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")]
-    read, written = (detail if isinstance(detail, dict) else {} for detail in details)
-    cached = read.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    return Usage.reported(prompt, cached, completion, written.get("reasoning_tokens"))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from bixse.errors import BixseError, InputError, shorten
-from bixse.judging.judge import TEXT_WIDTH, Answer, Mode, Status, model_name
+from bixse.judging.judge import NOTHING, TEXT_WIDTH, Answer, Mode, Status, Usage, model_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,22 +25,28 @@ if TYPE_CHECKING:
 _VERSION = re.compile(r"v\d+(?:(?:alpha|beta)\d*)?", re.ASCII)
 _KINDS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang", "library": "ollama"}  # by `owned_by`
 UNKNOWN_KIND = "openai-compatible"
+_AZURE_QUERY = re.compile(r"api-version=[\w.-]+", re.ASCII)
+_DEPLOYMENT = re.compile(r"/openai/deployments/([^/?]+)")
 
 
 def parse_address(text: str) -> str:
     """Return the address before `/chat/completions`; raise InputError for a user or a query, which could hold a key.
 
+    Azure's query `?api-version=...` is kept.
+
     Example:
         >>> parse_address("http://localhost:8000"), parse_address("https://host/v1beta/openai/")
         ('http://localhost:8000/v1', 'https://host/v1beta/openai')
     """
-    if "@" in text or "?" in text or "#" in text:
+    text, mark, query = text.strip().partition("?")
+    if "@" in text or "#" in text or (mark and not _AZURE_QUERY.fullmatch(query)):
         raise InputError(
             "endpoint: got an address with a user, a password or a query; expected a bare one like "
-            "http://localhost:8000/v1; fix: give keys in an environment variable"
+            "http://localhost:8000/v1, or Azure's with ?api-version=DATE; fix: give keys in an environment variable, "
+            "such as --headers 'api-key=$NAME'"
         )
     try:
-        parts = urlsplit(text.strip())
+        parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
@@ -46,8 +56,65 @@ def parse_address(text: str) -> str:
             "fix: begin with http:// or https://"
         )
     path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/chat")
-    version = "" if any(map(_VERSION.fullmatch, path.split("/"))) else "/v1"
-    return f"{parts.scheme}://{parts.netloc}{path}{version}"
+    version = "" if any(map(_VERSION.fullmatch, path.split("/"))) or _DEPLOYMENT.search(path) else "/v1"
+    return f"{parts.scheme}://{parts.netloc}{path}{version}{mark}{query}"
+
+
+def deployment(address: str) -> str | None:
+    """Return the name of Azure's deployment in an address: Azure lists no models there."""
+    return match[1] if (match := _DEPLOYMENT.search(address)) else None
+
+
+def proxy_of(address: str) -> tuple[str, str, str] | None:
+    """Return the proxy for an address from HTTP_PROXY, HTTPS_PROXY and NO_PROXY, with user and password, or None.
+
+    The own machine is never asked through a proxy.
+    """
+    parts = urlsplit(address)
+    host = (parts.hostname or "").rstrip(".")
+    with suppress(ValueError):
+        if ip_address(host).is_loopback:
+            return None
+    if host == "localhost" or host.endswith(".localhost") or proxy_bypass(parts.netloc):
+        return None
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy:
+        return None
+    with suppress(ValueError):
+        way = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        if way.scheme in ("http", "https") and way.hostname and way.port != 0:
+            bare = f"{way.scheme}://{way.netloc.rpartition('@')[2]}"
+            return bare, unquote(way.username or ""), unquote(way.password or "")
+    raise InputError(  # without the value, which may hold a password
+        f"{parts.scheme.upper()}_PROXY: got no address of an HTTP proxy; expected http://HOST:PORT; fix: correct it, "
+        "or name the server's host in NO_PROXY"
+    )
+
+
+_HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_SECRET_NAME = re.compile(r"key|auth|token|secret|cookie", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
+
+
+def filled_headers(headers: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return headers with the values of the environment variables that they name, and the values to keep secret."""
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if not (value := os.environ.get(name, "").strip()):
+            raise InputError(f"headers: got ${name}, which is not set; expected an environment variable; fix: set it")
+        return value
+
+    filled = {name: _VARIABLE.sub(value_of, value) for name, value in headers.items()}
+    for name, value in filled.items():
+        if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
+            raise InputError(
+                f"headers: got {shorten(name)}, or a value with special characters; expected a name such as api-key, "
+                "and a value in ASCII; fix: correct it, or the environment variable that it names"
+            )
+    secrets = [filled[name] for name in headers if filled[name] != headers[name] or _SECRET_NAME.search(name)]
+    return filled, secrets
 
 
 class ServedModel(NamedTuple):
@@ -96,19 +163,19 @@ def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, addre
 
 
 RUN = 12
-"""Number of consecutive characters of the key that no text may hold. Shorter keys ("EMPTY") are placeholders."""
+"""Number of consecutive characters of a key that no text may hold. Shorter keys ("EMPTY") are placeholders."""
 STAND_IN = "[not kept: it holds a part of the key]"
 
 
 class Secret:
-    """An ASCII key that must not be kept or shown.
+    """ASCII keys that must not be kept or shown.
 
     Texts are searched for runs of `RUN` characters, in upper and lower case: plain, quoted for addresses, escaped for
     JSON, in hexadecimal digits, and in base64, also as a part of a longer text ("user:key").
     """
 
-    def __init__(self, key: str) -> None:
-        runs = (key[start : start + RUN] for start in range(len(key) - RUN + 1))
+    def __init__(self, *keys: str) -> None:
+        runs = (key[start : start + RUN] for key in keys for start in range(len(key) - RUN + 1))
         self._forms = {form.lower() for run in runs for form in _forms(run)}
 
     def keep(self, text: str) -> str:
@@ -130,12 +197,14 @@ def _forms(run: str) -> list[str]:
 
 
 Failure = Literal[
-    "busy", "away", "broken", "key", "quota", "model", "too-long", "too-large", "filtered", "no-logprobs", "refused"
-]
+    "busy", "away", "broken", "key", "quota", "model", "no-chat", "too-long", "too-large", "filtered", "no-logprobs",
+    "refused",
+]  # fmt: skip
 """busy: ask later; away: no connection, or a gateway without a server; broken: an error of the server, half a reply, a
-time-out; key, quota, model: an invalid key, an account without quota, a missing model; others concern one request."""
+time-out; key, quota, model, no-chat: an invalid key, an account without quota, a missing model, an address that is no
+chat server's; others concern one request."""
 TRANSIENT: tuple[Failure, ...] = ("busy", "away", "broken")
-SHARED: tuple[Failure, ...] = ("key", "quota", "model")
+SHARED: tuple[Failure, ...] = ("key", "quota", "model", "no-chat")
 """Failures of all further requests, or of one request because of its text (403 of a web firewall)."""
 DETAIL_WIDTH = 200
 """Number of characters kept of a server's message."""
@@ -146,6 +215,7 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 _NO_LOGPROBS = re.compile(r"log_?probs?\b|n_probs", re.IGNORECASE)
+_NO_CHAT = re.compile(r"not support\w*\s(?:\w+\s){0,3}?(?:chat|completions?)\b|not a chat model", re.IGNORECASE)
 _FILTERED = re.compile(r"content.?(?:filter|management|policy)|moderation|flagged|safety", re.IGNORECASE)
 
 
@@ -162,6 +232,7 @@ class RequestError(Exception):
     retry_after: float | None = None  # seconds
     tries: int = 1
     seconds: float = 0.0
+    usage: Usage | None = NOTHING  # None: it may have cost something, and the server did not report how much
 
     def answer(self, mode: Mode) -> Answer:
         known: dict[Failure, Status] = {
@@ -181,7 +252,10 @@ def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secre
     wait = _seconds_to_wait(headers.get("retry-after", ""))
     shown = f"{code}: {message}" if isinstance(code, str) and code else message
     detail = f"HTTP {status}: {secret.keep(shown[:DETAIL_WIDTH])}"
-    return RequestError(_kind(status, code, message, wait), detail, wait)
+    kind = _kind(status, code, message, wait)
+    usage = reported_usage(content)
+    silent = kind in ("away", "broken") and not usage.prompt
+    return RequestError(kind, detail, wait, usage=None if silent else usage)
 
 
 def error_message(content: Any) -> str:
@@ -193,10 +267,39 @@ def error_message(content: Any) -> str:
     return str(content or "")
 
 
+def reported_usage(content: Any) -> Usage:
+    """Return the tokens that a server counted in a body, whatever else is in it."""
+    usage = content.get("usage") if isinstance(content, dict) else None
+    if not isinstance(usage, dict):
+        return NOTHING
+    details = [usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")]
+    read, written = (detail if isinstance(detail, dict) else {} for detail in details)
+    cached = read.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return Usage.reported(prompt, cached, completion, written.get("reasoning_tokens"))
+
+
+def unreadable(content: Any) -> str | None:
+    """Return what a body is if no chat server means it as a complete reply, or None."""
+    if not isinstance(content, str):
+        known = isinstance(content, dict) and {"choices", "error", "detail", "message"} & set(content)
+        return None if known else "an answer without choices"
+    start = content.lstrip()
+    if re.match(r"(?:data|event|id|retry)?:", start):
+        return "a stream of events: the server streams"
+    first, newline, _ = start.partition("\n")
+    with suppress(ValueError, RecursionError):
+        if newline and isinstance(json.loads(first), dict):
+            return "a stream of JSON lines: the server streams"
+    return "a web page" if start.startswith("<") else None
+
+
 def _kind(status: int, code: object, message: str, wait: float | None) -> Failure:
     """Return the kind of failure, from the message if the server gives no code."""
     if status == 429:  # with Retry-After, a "quota" is the limit of a minute and not of the account
         return "quota" if code == "insufficient_quota" and wait is None else "busy"
+    if status in (400, 404, 405, 422, 501) and _NO_CHAT.search(message):
+        return "no-chat"
     if status >= 500 or status in (408, 409, 425):
         busy = status == 529 or (status == 503 and wait is not None)
         return "busy" if busy else "away" if status in (502, 503, 504, 521, 522, 523) else "broken"
@@ -207,6 +310,8 @@ def _kind(status: int, code: object, message: str, wait: float | None) -> Failur
             return "no-logprobs"
         if code == "content_filter" or _FILTERED.search(message):
             return "filtered"
+    if status in (404, 405) and "model" not in message.lower():  # a server without /chat/completions
+        return "no-chat"
     shared: dict[int, Failure] = {401: "key", 402: "quota", 403: "key", 404: "model"}
     return shared.get(status, "refused")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.joined import Unjoined, check_joined
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, shorten
 from bixse.files.files import file_hash
@@ -27,7 +28,6 @@ class ReplayJudge:
     """
 
     at_once = 1
-    warnings = ()
 
     def __init__(self, path: str | Path, scale: GradeScale) -> None:
         path = Path(path)
@@ -38,6 +38,7 @@ class ReplayJudge:
             for query_id, judged in read_qrels(path).items()
             for document_id, grade in judged.items()
         }
+        self._asked: dict[tuple[str, str], None] = {}
         self.identity: Mapping[str, Any] = {
             "kind": "replay",
             "format": "qrels",
@@ -45,12 +46,20 @@ class ReplayJudge:
             "content": file_hash(path),
         }
 
+    @property
+    def warnings(self) -> list[str]:
+        """Return the number of asked pairs that are not among the judgements, if there are some."""
+        lost = Unjoined.of("pairs are not among the judgements", self._asked, self._grades)
+        return check_joined(self.name, [lost], "", allowed=True)
+
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         for question in questions:
             yield question, self._answer(question)
 
     def _answer(self, question: Question) -> Answer:
-        grade = self._grades.get((question.query_id, question.document_id))
+        pair = question.query_id, question.document_id
+        self._asked[pair] = None
+        grade = self._grades.get(pair)
         if grade is None or question.repeat:
             again = "existing judgements cannot be asked a second time"
             detail = again if question.repeat else "not among the judgements"

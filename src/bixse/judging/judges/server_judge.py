@@ -27,12 +27,14 @@ from bixse.judging.judges.dialects import (
     simpler_form,
 )
 from bixse.judging.judges.endpoints import TRANSIENT, RequestError
+from bixse.judging.spending import guessed_usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from bixse.judging.judges.endpoints import ServedModel
     from bixse.judging.rubrics import Rubric
+    from bixse.judging.spending import Spending
     from bixse.relevance import GradeScale
 
 
@@ -233,11 +235,12 @@ LITTLE_MASS = 0.5
 class ServerModel:
     """A model behind a server with OpenAI's chat interface.
 
-    Raise InputError for an unusable address, model or key, and ServerDownError if the server does not answer.
+    Raise InputError for an unusable address, model or key, ServerDownError if the server does not answer, and
+    OverBudgetError if the limit of `spending` is reached. Without `spending`, requests wait for `charge_to`.
     """
 
-    def __init__(self, address: str, settings: ServerSettings) -> None:
-        self._client = ChatClient(address, settings)
+    def __init__(self, address: str, settings: ServerSettings, spending: Spending | None = None) -> None:
+        self._client, self._settings = ChatClient(address, settings, spending), settings
         try:
             self._client.run(self.connect(settings))
         except BaseException:
@@ -257,6 +260,19 @@ class ServerModel:
     def name(self) -> str:
         return self._model.name
 
+    @property
+    def spending(self) -> Spending | None:
+        """The place where the requests are booked."""
+        return self._client.spending
+
+    def charge_to(self, spending: Spending) -> None:
+        self._client.charge_to(spending)
+
+    @property
+    def _added(self) -> dict[str, Any]:
+        """The part of the identity that users add; without it, the keys of ledgers stay as they were."""
+        return {"body": self._settings.body} if self._settings.body else {}
+
     def close(self) -> None:
         self._client.close()
 
@@ -264,12 +280,24 @@ class ServerModel:
 class ServerJudge(ServerModel):
     """A judge behind a server, which is first probed with questions of known answers."""
 
-    def __init__(self, address: str, rubric: Rubric, options: JudgeOptions | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        rubric: Rubric,
+        options: JudgeOptions | None = None,
+        spending: Spending | None = None,
+    ) -> None:
         self._rubric, self._options = rubric, options or JudgeOptions()
-        super().__init__(address, self._options)
+        super().__init__(address, self._options, spending)
 
     async def connect(self, settings: ServerSettings) -> None:
-        """Find the form of requests."""
+        """Find the form of requests; if the limit allows no question, ask none that would only find that out."""
+        if self.spending is not None:
+            characters = sum(
+                len(m["content"]) for m in self._rubric.variants[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[0])
+            )
+            times = self._options.samples if self._options.mode == "sample" else 1
+            self.spending.check(guessed_usage(characters, self._options.max_tokens), times)
         await super().connect(settings)
         probe = Probe(self._client, self._model, self._rubric, self._options)
         self._finding = await probe.find()
@@ -302,6 +330,7 @@ class ServerJudge(ServerModel):
             "parameters": {**self.form.parameters, **samples},
             "labels": list(self._rubric.labels),
             "values": list(self._rubric.values),
+            **self._added,
         }
 
     @property
@@ -376,9 +405,10 @@ class ServerTextModel(ServerModel):
         settings: ServerSettings | None = None,
         temperature: float = 0.7,
         max_tokens: int = 64,
+        spending: Spending | None = None,
     ) -> None:
         self._parameters = {"temperature": temperature, "max_tokens": max_tokens}
-        super().__init__(address, settings or ServerSettings())
+        super().__init__(address, settings or ServerSettings(), spending)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -388,6 +418,7 @@ class ServerTextModel(ServerModel):
             "server": self._model.kind,
             "revision": None,  # part of the keys of existing ledgers
             "parameters": self._parameters,
+            **self._added,
         }
 
     def complete(self, prompts: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:

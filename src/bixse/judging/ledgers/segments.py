@@ -12,7 +12,7 @@ from collections import Counter
 from contextlib import suppress
 from functools import cache
 from itertools import starmap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -183,16 +183,19 @@ def check_sealed(path: Path) -> None:
 
 def answers_by_status(path: Path) -> dict[str, int]:
     """Count the answers of a ledger by status, replaced answers too; it may be in use, and nothing is written."""
+    return dict(Counter(stored_values(path, "status")).most_common())
+
+
+def stored_values(path: Path, column: Literal["status", "answer"]) -> Iterator[str]:
+    """Yield a column of all answers of a ledger, replaced answers too; it may be in use, and nothing is written."""
     folder_id(path)
-    counts: Counter[str] = Counter()
     for segment in segments_of(path):
         if segment.suffix == OPEN:
             with suppress(FileNotFoundError):  # another process has sealed it
-                counts.update(row.status for row in open_rows(segment))
+                yield from [getattr(row, column) for row in open_rows(segment)]
         else:
             check_sealed(segment)
-            counts.update(read_table(segment, ["status"])["status"].to_pylist())
-    return dict(counts.most_common())
+            yield from read_table(segment, [column])[column].to_pylist()
 
 
 def _names(path: Path) -> set[str]:

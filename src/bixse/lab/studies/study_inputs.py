@@ -89,7 +89,12 @@ def _check_not_trained_on(tests: Mapping[str, Path], pairs: GradedPairs, allowed
     for name, folder in tests.items():
         collection = load_collection(folder, ["test"])
         held_out[f"test {name}"] = {query: collection.queries[query] for query in collection.qrels["test"]}
-    for line in check_not_trained_on(held_out, pairs.queries, allowed):
+        _warn(f"{name}/{line}" for line in collection.warnings)
+    _warn(check_not_trained_on(held_out, pairs.queries, allowed))
+
+
+def _warn(lines: Iterable[str]) -> None:
+    for line in lines:
         log.warning("%s", line)
 
 
@@ -167,6 +172,7 @@ def _collection(data: StudyData) -> Collection:
         return load_pydocs()
     folder = Path(data.collection)
     loaded = load_collection(folder, list(dict.fromkeys(data.splits or _splits_of(folder))))
+    _warn(f"{_name(data)}/{line}" for line in loaded.warnings)
     return Collection(_name(data), loaded.corpus, loaded.queries, loaded.qrels)
 
 

@@ -102,6 +102,8 @@ def evaluate_suite(
             scores[shown] = _run_tasks(system, plan, target, settings, progress)
         system.release()
     notes = [chosen.note] if chosen.note else []
+    each_task = [(name, each) for tasks_of in scores.values() for name, each in tasks_of.items()]
+    notes += dict.fromkeys(f"{name}: {line}" for name, each in each_task for line in each.warnings)
     if plan.years and folder is not None:
         notes += trec_notes(folder, plan.years, chosen.engine == "trec-dl-rerank")
     comparisons: list[TestedDifference] = []
@@ -334,4 +336,5 @@ def short_task(task: Task, name: str, queries: int = QUERIES, passages: int = PA
         documents=lambda: ((document, text) for document, text in task.documents() if document in remaining),
         count=len(cut.documents),
         query_sets=(shortened,),
+        is_part=True,
     )

@@ -146,6 +146,7 @@ def _pool_task(
         tuple(sets),
         min_relevant_grade=TREC_MIN_RELEVANT_GRADE,
         inputs={**_hashes(data, files), "passages": content},
+        is_part=True,
     )
 
 

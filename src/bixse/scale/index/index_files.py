@@ -75,6 +75,8 @@ class Manifest(BaseModel):
     documents: Annotated[int, Field(ge=1)]
     rows: Annotated[int, Field(ge=1)]
     """Documents per file of embeddings; the last file may hold fewer."""
+    too_long: int | None = None
+    """Documents that are longer than the encoder reads; None if it is not known."""
 
     @property
     def shards(self) -> range:
@@ -84,7 +86,7 @@ class Manifest(BaseModel):
     @property
     def folder(self) -> str:
         """Return the name of the folder with the files, which differs with all but the place of the encoder."""
-        content = json.dumps(self.model_dump(exclude={"encoder": {"name"}}), sort_keys=True)
+        content = json.dumps(self.model_dump(exclude={"encoder": {"name"}, "too_long": True}), sort_keys=True)
         return f"{FILES}{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
     def differences(self, wanted: Manifest, fields: set[str]) -> list[str]:

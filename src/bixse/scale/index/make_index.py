@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from contextlib import nullcontext
@@ -27,7 +28,7 @@ from bixse.scale.index.index_files import (
     write_embeddings,
     write_texts,
 )
-from bixse.scale.index.search import load_encoder
+from bixse.scale.index.search import load_encoder, warn_of_long
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ class ShardEncoder(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EncodeShards(Job[int, int]):
+class EncodeShards(Job[int, tuple[int, float]]):
     """Encode documents: shard n, from document `rows * n` on, becomes the n-th file of embeddings.
 
-    Only one shard is in memory at a time. `run` returns the number of encoded texts.
+    Only one shard is in memory at a time. `run` returns the number of encoded texts, and of documents that are longer
+    than the encoder reads (NaN if it is not known).
     """
 
     folder: Path
@@ -74,12 +76,13 @@ class EncodeShards(Job[int, int]):
             encoder, _ = load_encoder(self.model, made.task, made.max_length, made.dimensions)
             return ShardEncoder(EmbeddingStore(encoder, self.cache))
 
-    def run(self, shard: int, state: ShardEncoder) -> int:
+    def run(self, shard: int, state: ShardEncoder) -> tuple[int, float]:
         before, rows = state.store.encoded, self.manifest.rows
+        state.store.too_long.clear()
         with use_precision(self.manifest.precision):
             embeddings = state.store.encode(read_texts(self.folder / TEXTS, shard * rows, rows), state.step)
         write_embeddings(self.output(shard), embeddings)
-        return state.store.encoded - before
+        return state.store.encoded - before, float(state.store.too_long["documents"])
 
     def output(self, shard: int) -> Path:
         return embeddings_file(self.folder, shard)
@@ -146,7 +149,7 @@ def make_index(
             rows=shard_rows(corpus.count, settings.shards),
         )
         if (present := _present(out, manifest)) is not None:
-            return IndexReport(present, reused=True)
+            return IndexReport(present, reused=True, warnings=tuple(warn_of_long(encoder, present)))
         store = EmbeddingStore(encoder, settings.cache)
         name = identity.name if model is None else None
         job = EncodeShards((out / manifest.folder).absolute(), manifest, name, settings.cache)
@@ -154,7 +157,9 @@ def make_index(
             # The folder is named by a hash of the corpus, so an existing file is complete and right.
             if not (job.folder / TEXTS).exists():
                 write_texts(job.folder / TEXTS, _unchanged(path, manifest))
-            encoded = _encode(job, engine, store, progress)
+            encoded, too_long = _encode(job, engine, store, progress)
+            if not math.isnan(too_long):
+                manifest = manifest.model_copy(update={"too_long": int(too_long)})
             waiting = sum(not job.is_complete(shard) for shard in manifest.shards)
             if not waiting:
                 config = settings.model_dump(mode="json")
@@ -163,7 +168,7 @@ def make_index(
                 for other in out.glob(f"{FILES}*"):
                     if other.name != manifest.folder:  # readers keep the files that they opened
                         shutil.rmtree(other, ignore_errors=True)
-    warnings = [] if waiting else warn_of_empty(corpus.empty, corpus.count)
+    warnings = [] if waiting else [*warn_of_empty(corpus.empty, corpus.count), *warn_of_long(encoder, manifest)]
     if store.failure is not None:
         warnings.append(
             f"embeddings were not kept in the cache ({store.failure}): the next index encodes all texts again"
@@ -184,14 +189,17 @@ def _unchanged(path: Path, manifest: Manifest) -> Iterator[tuple[str, Document]]
         )
 
 
-def _encode(job: EncodeShards, engine: Engine, store: EmbeddingStore, progress: ProgressBars | None) -> int:
-    """Do this engine's share of the shards, here with `store`; return the number of encoded texts."""
+def _encode(
+    job: EncodeShards, engine: Engine, store: EmbeddingStore, progress: ProgressBars | None
+) -> tuple[int, float]:
+    """Do this engine's share of the shards, here with `store`; return the sums of `EncodeShards.run`."""
     rows, shards = job.manifest.rows, job.manifest.shards
     sizes = {shard: min(rows, job.manifest.documents - shard * rows) for shard in engine.share(shards)}
     step = progress("encode documents", sum(sizes.values())) if progress is not None and sizes else None
-    encoded, failed = 0, []
+    encoded, too_long, failed = 0, 0.0, []
     for ended in engine.map(job, shards, ShardEncoder(store, step)):
-        encoded += ended.result or 0
+        numbers = ended.result or (0, math.nan)  # another rank or an earlier call encoded the shard
+        encoded, too_long = encoded + numbers[0], too_long + numbers[1]
         failed += [f"shard {ended.shard}: {ended.error}"] if ended.error else []
         if step is not None and (ended.known or not engine.here):
             step(sizes[ended.shard])
@@ -200,7 +208,7 @@ def _encode(job: EncodeShards, engine: Engine, store: EmbeddingStore, progress: 
             f"{job.folder.parent}: got {len(failed)} of {len(shards)} shards that failed twice "
             f"({'; '.join(failed[:3])}); expected all; fix: correct the cause, then run the same command again"
         )
-    return encoded
+    return encoded, too_long
 
 
 def _present(out: Path, wanted: Manifest) -> Manifest | None:

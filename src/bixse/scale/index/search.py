@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
+from bixse.encoders.lengths import warn_of_counts
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, ModelError, shorten
@@ -61,6 +62,11 @@ class SearchIndex:
     def approximate(self) -> str:
         """Return the kind of approximate search; "" if every document is scored."""
         return "" if self._exact else self._files.approximate
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return a warning of documents that are longer than the encoder reads."""
+        return warn_of_long(self.model, self.manifest)
 
     def __len__(self) -> int:
         return self.manifest.documents
@@ -203,6 +209,11 @@ def load_encoder(
     return model, identity
 
 
+def warn_of_long(model: SentenceTransformer, manifest: Manifest) -> list[str]:
+    """Warn of documents of an index that are longer than its encoder reads."""
+    return warn_of_counts(model, {"documents": (manifest.too_long or 0, manifest.documents)})
+
+
 class IndexSystem(System):
     """An index, or its vector database, which answers on its own corpus alone; arguments as in `open_index`."""
 
@@ -261,6 +272,7 @@ class IndexSystem(System):
                 f"evaluate the model itself ({manifest.encoder.name})"
             )
         self.prompts_hash = prompts_hash(self.opened.model)
+        self.notes = [f"{self.label}: {warning}" for warning in self.opened.warnings]
         runs: dict[str, Ranking] = {}
         for query_set in task.query_sets:
             run = self.opened.search_run(query_set.queries, depth + task.exclude_self)

@@ -98,7 +98,7 @@ def home(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "reports": list_reports(workspace.run),
         "runs": states,
         "most_runs": MOST_RUNS,
-        "usd": sum(grading.usd or 0 for grading in gradings),
+        "usd": sum(prices) if (prices := [grading.usd for grading in gradings if grading.usd is not None]) else None,
         "usd_to_come": sum(grading.usd_to_come or 0 for grading in gradings),
         "folders": {run.name: shlex.join(["bixse", "ui", str(run.folder)]) for run in states if run.name != "."},
     }

@@ -11,7 +11,7 @@ import numpy as np
 
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import InputError, shorten
-from bixse.judging.grade import JUDGEMENTS_NAME, estimate, grade, ledger_of
+from bixse.judging.grade import JUDGEMENTS_NAME, estimate, grade, ledger_of, spending_of
 from bixse.ui.label_plan import share_of
 from bixse.ui.rubric_versions import change_of, changed_grades, changed_words, decide, save_version, versions
 from bixse.ui.ui_settings import SEED
@@ -84,7 +84,7 @@ def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[GradeConfig
     """Yield the settings of a trial and its judge; the folder's ledger stores the answers."""
     changes = {"rubric": version.rubric, "pairs": trial_pairs(workspace), "ledger": _ledger(workspace)}
     config = _judge(workspace).model_copy(update=changes)
-    judge = config.open()
+    judge = config.open(spending_of(version.out, config.ledger, config.prices))
     try:
         yield config, judge
     finally:
