@@ -105,7 +105,7 @@ def test_distances_are_named_and_the_sign_is_the_fix(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["distance", "Cosine_Distance", "dist"])
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
 def test_a_column_of_distances_is_no_column_of_scores(run, name, suffix):
     rows = [{"query": row["query"], name: row["score"], "relevance": row["relevance"]} for row in score_rows()]
     with pytest.raises(InputError, match=f"1 - {name}"):
