@@ -57,19 +57,19 @@ def warn_of_samples(
         before = [] if kind is None else prompts[kind] if prompts else [prompt_for(model, kind) or ""]
         any_prompt |= any(before)
         shown = f"sampled {name}" if len(texts) < number else name
-        counts[shown] = (number_too_long(model, texts, before), len(texts))
+        counts[shown] = (sum(too_long_of(model, texts, before)), len(texts))
     return warn_of_counts(model, counts, ", including the prompt before them" if any_prompt else "")
 
 
-def number_too_long(model: Any, texts: Sequence[Any], before: Sequence[str]) -> int:
-    """Return the number of texts, or of pairs of texts, that are too long after the longest of some prompts."""
+def too_long_of(model: Any, texts: Sequence[Any], before: Sequence[str]) -> list[bool]:
+    """Return per text, or per pair of texts, whether it is too long after the longest of some prompts."""
     limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
     if limit is None or not callable(tokenizer) or not texts:  # the model reads texts of any length, or no tokens
-        return 0
+        return [False] * len(texts)
     longest = max((len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in before), default=0)
     columns = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
     tokens = tokenizer(*map(list, columns), truncation=False, verbose=False)["input_ids"]
-    return sum(len(ids) > limit - longest for ids in tokens)
+    return [len(ids) > limit - longest for ids in tokens]
 
 
 def warn_of_counts(model: Any, counts: Mapping[str, tuple[float, int]], including: str = "") -> list[str]:

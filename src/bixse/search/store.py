@@ -12,7 +12,7 @@ import numpy as np
 
 from bixse.encoders.encode import by_length, embeddings_key, encode_and_count
 from bixse.encoders.instructions import prompt_for
-from bixse.encoders.lengths import number_too_long, sampled, warn_of_counts
+from bixse.encoders.lengths import sampled, too_long_of, warn_of_counts
 from bixse.files.files import EMBEDDINGS_FOLDER, cache_folder
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class EmbeddingStore:
             self._write({digests[row]: embeddings[row].tobytes() + bytes([int(is_cut[row])]) for row in rows})
         unknown = np.flatnonzero(np.isnan(is_cut))  # stored by a version that did not count them
         sample = sampled([texts[row] for row in unknown.tolist()]).texts
-        longer = number_too_long(self.model, sample, [prompt_for(self.model, "document") or ""])
-        is_cut[unknown] = longer / max(1, len(sample))
+        longer = too_long_of(self.model, sample, [prompt_for(self.model, "document") or ""])
+        is_cut[unknown] = longer if len(longer) == len(unknown) else np.mean(longer)
         rows = np.array([row_of[digest] for digest in digests], dtype=np.int64)
         self.count("documents", is_cut[rows])
         return embeddings if len(row_of) == len(texts) else embeddings[rows]
