@@ -61,6 +61,8 @@ class Difference:
     """Two-sided p-value of no difference; 1 if all differences are 0; None if there is no interval."""
     queries: int
     confidence: float = 0.95
+    worth: int | None = None
+    """Number of equally weighted queries that carry a mean over collections as well; None means `queries`."""
 
     def __post_init__(self) -> None:
         if self.low is not None and self.high is not None and self.low > self.high:
@@ -79,7 +81,8 @@ class Difference:
         if self.p_value == 1 and self.low is None:
             return ""
         same = f"{self.queries} queries with one and the same difference"
-        return too_few(self.queries) or (same if self.low is None or self.low == self.high else "")
+        few = too_few(self.queries) or ("" if self.worth is None else too_few(self.worth, "equally weighted queries"))
+        return few or (same if self.low is None or self.low == self.high else "")
 
     def figures(self) -> str:
         """Return the difference of nDCG@10 with its interval, or with the reason why it has none.
