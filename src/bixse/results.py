@@ -113,12 +113,13 @@ class IntervalEstimate:
     low: float | None = None
     high: float | None = None
     few: str = ""
-    """Reason why a value has no interval, for example "7 queries; at least 40"."""
+    """Reason why a value has no interval, for example "7 queries; at least 40"; "" also if nothing differs."""
 
     def verdict(self, lower_is_better: bool = False) -> Verdict:
         """Return the verdict on a difference: "no difference" if the interval holds 0, "cannot tell" without one."""
         if self.low is None or self.high is None or self.low == self.high:
-            return "cannot tell"  # an interval without width says nothing about other queries
+            # an interval without width says nothing about other queries
+            return "no difference" if self.value == 0 and self.low is None and not self.few else "cannot tell"
         if not (self.low > 0 or self.high < 0):
             return "no difference"
         return "better" if (self.low > 0) != lower_is_better else "worse"
