@@ -265,7 +265,7 @@ def test_every_word_builds_what_it_names_and_the_model_card_says_how(word):
     assert loss.get_config_dict().items() >= {**LOSSES[word].fixed, **options}.items()
 
 
-def test_a_loss_per_length_has_the_options_that_its_batches_are_made_with():
+def test_a_loss_over_lengths_has_the_options_that_its_batches_are_made_with():
     options = {"in_batch_labels": "paper", "gradient_cache": True, "mini_batch_size": 5}
     model = nn.Identity()
     model.get_embedding_dimension = lambda: 8

@@ -276,8 +276,8 @@ def test_infonce_with_several_positives_equals_pytorch_metric_learning():
 
 def test_matryoshka_equals_the_sum_of_losses_on_cut_embeddings():
     batch = random_batch(6, 10, known=0.45)
-    losses = {size: build_loss("distill-kl", nn.Identity(), scale=3.0) for size in (3, 5)}
-    value = MatryoshkaLoss(nn.Identity(), losses).compute_loss_from_embeddings(*batch.leaves[:2], batch.targets)
+    loss = MatryoshkaLoss(nn.Identity(), build_loss("distill-kl", nn.Identity(), scale=3.0), [3])
+    value = loss.compute_loss_from_embeddings(*batch.leaves[:2], batch.targets)
     parts = [
         replace(
             batch,

@@ -76,14 +76,14 @@ LOSSES_THAT_LEFT = ("anchor", "bixse-anchor", "cadet", "spread-out", "wasserstei
 def build_loss(word: str, model: SentenceTransformer, dimensions: Sequence[int] = (), **options: Any) -> GradedLoss:
     """Build a loss on the encoder to train: the name of `LOSSES`, and the options of its class.
 
-    With `dimensions` it becomes a `MatryoshkaLoss` of these lengths and of the complete embedding.
+    With `dimensions` it is summed over these lengths and the complete embedding (`MatryoshkaLoss`).
     """
     check_loss_options(word, options)
     if dimensions:
         from bixse import losses
 
-        lengths = {*dimensions, model.get_embedding_dimension() or 0}
-        return losses.MatryoshkaLoss(model, {d: build_loss(word, model, **options) for d in lengths})
+        shorter = {*dimensions} - {model.get_embedding_dimension()}
+        return losses.MatryoshkaLoss(model, build_loss(word, model, **options), [*shorter])
     return _class_of(word)(model, **LOSSES[word].fixed, **options)
 
 

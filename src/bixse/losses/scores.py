@@ -131,9 +131,9 @@ class ScoreLoss(nn.Module):
             return self.loss.compute_loss_from_embeddings(scores.float(), axes, targets)
 
     @property
-    def with_heads(self) -> dict[int | None, GradedLoss]:
+    def with_head(self) -> GradedLoss:
         """Return the loss that learns scale and bias."""
-        return self.loss.with_heads
+        return self.loss
 
     @property
     def statistics(self) -> dict[str, Tensor]:

@@ -263,7 +263,7 @@ class TrainConfig(Settings):
     """Logit scale alpha, 1 / temperature. The paper takes 20; 10 was better on dev for every loss."""
     dimensions: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Flag(metavar="D")] = ()
     """Numbers of dimensions that embeddings can be cut to after training, for example 256 128 64. Each is trained in
-    addition to the complete embedding, with its own scale and bias. Empty trains only the complete embedding."""
+    addition to the complete embedding. Empty trains only the complete embedding."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, positive_from, in_batch_labels."""
     sharding: Literal["full"] | None = None
