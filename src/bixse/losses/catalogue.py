@@ -93,7 +93,7 @@ def instead_of(loss: object, known: Iterable[str]) -> str:
         return did_you_mean(loss, known)
     return (
         "name one loss, for example bixse; sums of losses, anchor, spread-out, cadet and wasserstein gained no more "
-        "and left after 1.0.0rc1 (docs/studies/unlabelled/left.py trains with them)"
+        "and left after 1.0.0rc1 (docs/studies/unlabelled/left.py has the last three)"
     )
 
 
