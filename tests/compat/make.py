@@ -27,6 +27,10 @@ VALUES = "values.json"
 KINDS = ("reranker", "late-interaction", "sparse")
 ENCODER = "train-finished/model"
 QUERY, DOCUMENTS = "copy a file please", ["how to copy a file", "copy how to copy a folder", "how to wait an archive"]
+SHORTER = ("--dimensions", "8")
+"""Of the finished training. A stopped one with a scale and bias per length was continued by its version alone."""
+UNINTERRUPTED = "train-interrupted.jsonl"
+"""The log of `train-interrupted`, had it not been stopped."""
 STOPPED_AT = 6
 """Step of the interrupted training, in the second of three passes of four steps."""
 ANSWERED, WITH_GRADE = "judged.jsonl", [0.05, 0.15, 0.3, 0.5]
@@ -116,9 +120,12 @@ def save_encoders(words):
 
 def train():
     command = ["train", "--config", "train.yaml", "--out"]
-    bixse(*command, "train-finished")
-    out = Path("train-interrupted")
-    interrupt([*command, out], lambda _: steps_in(out) == STOPPED_AT - 1, signal.SIGTERM)  # ends after the next step
+    bixse(*command, "train-finished", *SHORTER)
+    bixse(*command, "made")
+    shutil.move("made/log.jsonl", UNINTERRUPTED)
+    shutil.rmtree("made")
+    for out, more in {"train-interrupted": [], "train-interrupted-cut": SHORTER}.items():  # ends after the next step
+        interrupt([*command, out, *more], lambda _, out=Path(out): steps_in(out) == STOPPED_AT - 1, signal.SIGTERM)
     for kind in KINDS:
         few = ["--max-steps", 4, "--global-batch-size", 8, "--learning-rate", 3e-3, "--precision", "float32"]
         bixse("train", "--kind", kind, "--pairs", "pairs.jsonl", "--model", "tiny-bert", *few, "--out", "made")

@@ -10,7 +10,8 @@ import pytest
 
 import bixse
 from bixse.cli.main import parse
-from compat.make import ANSWERED, FIXTURE, ODD_ENDS, QUERY, STOPPED_AT, VALUES, scores, steps_in
+from bixse.data.run import LAST_VERSION
+from compat.make import ANSWERED, FIXTURE, ODD_ENDS, QUERY, SHORTER, STOPPED_AT, UNINTERRUPTED, VALUES, scores, steps_in
 from helpers.command import call
 
 pytestmark = pytest.mark.precision("float32")
@@ -53,14 +54,14 @@ def run(capsys, verb, out, *more):
     return envelope["metrics"]
 
 
-def losses(folder):
-    entries = map(json.loads, Path(folder, "log.jsonl").read_text().splitlines())
+def losses(folder, name="log.jsonl"):
+    entries = map(json.loads, Path(folder, name).read_text().splitlines())
     return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}
 
 
 def test_finished_training_is_reused(copied, capsys):
     before = content("train-finished")
-    run(capsys, "train", "train-finished")
+    run(capsys, "train", "train-finished", *SHORTER)
     assert content("train-finished") == before
 
 
@@ -70,9 +71,19 @@ def test_interrupted_training_is_continued(copied, capsys):
     run(capsys, "train", "train-interrupted")
     after = losses("train-interrupted")
     assert {step: after[step] for step in log} == log  # no step is made again
-    assert after == pytest.approx(losses("train-finished"), **CLOSE_LOSS)
+    assert after == pytest.approx(losses("", UNINTERRUPTED), **CLOSE_LOSS)
     assert record("train-interrupted")["started"] == before["started"]
-    assert set(bixse.load_relevance_model("train-interrupted/model").heads) == {None, 8}
+    assert set(bixse.load_relevance_model("train-interrupted/model").heads) == {None}
+
+
+def test_interrupted_training_with_a_head_per_length_is_left_to_the_version_that_began_it(copied, capsys):
+    folder = Path("train-interrupted-cut")
+    before, words = content(folder), ("train", "--config", "train.yaml", "--out", folder, *SHORTER)
+    code, envelope = call(capsys, *words)
+    assert (code, LAST_VERSION in "".join(envelope["errors"])) == (1, True)
+    after = content(folder)
+    assert {path for path in before if after[path] != before[path]} == {"train-interrupted-cut/run.json"}
+    assert call(capsys, *words[: -len(SHORTER)])[0] == 2  # without the lengths it is another run
 
 
 def test_finished_study_is_reused(copied, capsys):

@@ -13,7 +13,7 @@ from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import write_with_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -164,6 +164,11 @@ class _HeadFile(RelevanceHead):
 
     cut: tuple[RelevanceHead, ...] = ()
     """The heads of shorter embeddings."""
+
+
+def at_lengths(head: RelevanceHead | None, dimensions: Iterable[int]) -> dict[int | None, RelevanceHead]:
+    """Return dimensions -> the same head, for whole embeddings (None) and those cut to `dimensions`; {} without one."""
+    return {} if head is None else {cut: replace(head, dimensions=cut) for cut in (None, *dimensions)}
 
 
 def load_heads(folder: Path) -> dict[int | None, RelevanceHead]:

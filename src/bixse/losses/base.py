@@ -52,6 +52,8 @@ class GradedLoss(nn.Module, ABC):
     options_class: ClassVar[type[LossOptions]] = LossOptions
     learned_otherwise: str = "nothing"
     """Lesson from a query that lacks a required document, for warnings."""
+    dimensions: tuple[int, ...] = ()
+    """Shorter lengths of the embeddings that are trained too."""
 
     def __init__(self, model: SentenceTransformer, **options: Any) -> None:
         super().__init__()
@@ -169,13 +171,8 @@ class GradedLoss(nn.Module, ABC):
 
     @property
     def with_head(self) -> GradedLoss:
-        """The loss that learns scale and bias: this one, or a term of a sum."""
+        """The loss that learns scale and bias: this one, or the loss inside it."""
         return self
-
-    @property
-    def with_heads(self) -> dict[int | None, GradedLoss]:
-        """Dimensions that embeddings are cut to -> the loss that learns scale and bias for them."""
-        return {None: self.with_head}
 
     @property
     def positive_from(self) -> float | None:

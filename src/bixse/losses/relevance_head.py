@@ -9,44 +9,38 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from bixse.encoders.head import RelevanceHead, load_heads, save_heads
+from bixse.encoders.head import RelevanceHead, at_lengths, save_heads
 from bixse.encoders.serving import add_older_settings
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
     from transformers import TrainerState, TrainingArguments
 
 
-def _with_heads(loss: nn.Module) -> dict[int | None, nn.Module]:
-    return getattr(loss, "with_heads", {None: loss})  # a loss of sentence-transformers has no terms
+def _with_head(loss: nn.Module) -> nn.Module:
+    inner: nn.Module = getattr(loss, "with_head", loss)  # a loss of sentence-transformers has no inner one
+    return inner
 
 
-def trained_heads(loss: nn.Module, prior: float | None = None) -> dict[int | None, RelevanceHead]:
-    """Return dimensions -> head of a loss; {} if it learns no probability. `save_relevance_head` explains the prior."""
+def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead | None:
+    """Return the head of a loss; None if it learns no probability. `save_relevance_head` explains the prior."""
     prior = prior if prior is not None and 0 < prior < 1 else None
-    heads = {}
-    for cut, part in _with_heads(loss).items():
-        parameters = dict(part.named_parameters(recurse=False))
-        if {"logit_scale", "logit_bias"} <= set(parameters):
-            scale, bias = parameters["logit_scale"].item(), parameters["logit_bias"].item()
-            heads[cut] = RelevanceHead(scale, bias, trained_prior=prior, prior=prior, dimensions=cut)
-    return heads
+    parameters = dict(_with_head(loss).named_parameters(recurse=False))
+    if not {"logit_scale", "logit_bias"} <= set(parameters):
+        return None
+    scale, bias = parameters["logit_scale"].item(), parameters["logit_bias"].item()
+    return RelevanceHead(scale, bias, trained_prior=prior, prior=prior)
 
 
-def restore_heads(loss: nn.Module, heads: Mapping[int | None, RelevanceHead]) -> None:
-    """Give a loss the scale and bias of its heads."""
-    for cut, part in _with_heads(loss).items():
-        if (head := heads.get(cut)) is None:
-            continue
-        # bias_is_set: else the next batch would fit the bias anew
-        values = {"logit_scale": head.logit_scale, "logit_bias": head.logit_bias, "bias_is_set": True}
-        with torch.no_grad():
-            for name, tensor in part.state_dict(keep_vars=True).items():
-                if name in values:
-                    tensor.fill_(values[name])
+def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
+    """Give a loss the scale and bias of its head."""
+    # bias_is_set: else the next batch would fit the bias anew
+    values = {"logit_scale": head.logit_scale, "logit_bias": head.logit_bias, "bias_is_set": True}
+    with torch.no_grad():
+        for name, tensor in _with_head(loss).state_dict(keep_vars=True).items():
+            if name in values:
+                tensor.fill_(values[name])
 
 
 def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None = None) -> RelevanceHead:
@@ -70,18 +64,19 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
     """
     from bixse.encoders.relevance_model import RelevanceModel
 
-    heads = _heads_or_refuse(loss, prior)
-    if not bool(getattr(_with_heads(loss)[None], "bias_is_set", True)):
+    head = _head_or_refuse(loss, prior)
+    if not bool(getattr(_with_head(loss), "bias_is_set", True)):
         raise InputError(
             "relevance head: got a loss that has seen no batch, so that its bias is not set; expected a trained one; "
             "fix: call this after trainer.train(), with the loss that the trainer was given"
         )
+    heads = at_lengths(head, getattr(loss, "dimensions", ()))
     save_heads(heads, Path(folder))
     add_older_settings(Path(folder))  # the folder was saved by plain sentence-transformers, which omits them
     model = getattr(loss, "model", None)
     if isinstance(model, RelevanceModel):
         model.heads = heads
-    return heads[None]
+    return head
 
 
 class SaveRelevanceHead(TrainerCallback):
@@ -111,12 +106,12 @@ class SaveRelevanceHead(TrainerCallback):
         self._steps = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        _heads_or_refuse(self.loss)
+        _head_or_refuse(self.loss)
         self._targets, self._steps = 0.0, 0
-        heads = load_heads(_checkpoint(args, state)) if state.global_step else {}
-        if heads:
-            restore_heads(self.loss, heads)
-            self._targets, self._steps = (heads[None].trained_prior or 0.0) * state.global_step, state.global_step
+        head = RelevanceHead.load(_checkpoint(args, state)) if state.global_step else None
+        if head is not None:
+            restore_head(self.loss, head)
+            self._targets, self._steps = (head.trained_prior or 0.0) * state.global_step, state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         target = getattr(self.loss, "statistics", {}).get("mean_target")
@@ -130,24 +125,25 @@ class SaveRelevanceHead(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         best = state.best_model_checkpoint if args.load_best_model_at_end else None
-        heads = load_heads(Path(best)) if best is not None else {}
-        restore_heads(self.loss, heads)
+        head = RelevanceHead.load(Path(best)) if best is not None else None
+        if head is not None:
+            restore_head(self.loss, head)
         if state.is_world_process_zero:
-            prior = heads[None].trained_prior if heads else self._prior()
+            prior = head.trained_prior if head is not None else self._prior()
             save_relevance_head(self.loss, args.output_dir or ".", prior)
 
     def _prior(self) -> float | None:
         return self._targets / self._steps if self._steps else None
 
 
-def _heads_or_refuse(loss: nn.Module, prior: float | None = None) -> dict[int | None, RelevanceHead]:
-    heads = trained_heads(loss, prior)
-    if not heads:
+def _head_or_refuse(loss: nn.Module, prior: float | None = None) -> RelevanceHead:
+    head = trained_head(loss, prior)
+    if head is None:
         raise InputError(
             f"relevance head: got {type(loss).__name__}, which learns no probability of relevance; expected a "
             "BiXSELoss; fix: run `bixse calibrate MODEL --pairs FILE` on the saved model"
         )
-    return heads
+    return head
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

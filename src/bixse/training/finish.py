@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, cast
 
+from bixse.encoders.head import at_lengths
 from bixse.encoders.loading.backbones import switch_attention
 from bixse.encoders.loading.build import quiet_loading
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import has_lora, merge_lora, trained_weights
 from bixse.training.config import TUNED_FOLDER
 from bixse.training.distributed import is_main_process, raise_together
-from bixse.training.merge import MergeResult, merge, refitted_heads
+from bixse.training.merge import MergeResult, merge, refitted_head
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from sentence_transformers import SentenceTransformer
@@ -40,9 +41,9 @@ def merge_tuned(
     trainer: GradedTrainer,
     base: Weights,
     watched: Sequence[Watched],
-    heads: dict[int | None, RelevanceHead],
+    head: RelevanceHead | None,
     progress: bool,
-) -> tuple[MergeResult, dict[int | None, RelevanceHead]]:
+) -> tuple[MergeResult, RelevanceHead | None]:
     """Set the trained encoder to the best weights between it and the base."""
     settings, model = config.merge, trainer.loss.model
     assert settings is not None
@@ -51,29 +52,32 @@ def merge_tuned(
         unsharded = trainer.unsharded_model()
         with raise_together():
             if is_main_process():
-                save_model(copy.deepcopy(unsharded.cpu()), heads, out / TUNED_FOLDER)  # a copy: saving merges adapters
+                # a copy: saving merges adapters
+                save_model(trainer, copy.deepcopy(unsharded.cpu()), head, out / TUNED_FOLDER)
         model.to(device)
     model.eval()
     # a saved model loads with sdpa: eager attention, which trains faster, rounds differently and is slow on long texts
     switch_attention(model, None)
     tuned = trained_weights(model)
     merged = merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, progress)
-    if heads and merged.weight < 1:
+    if head is not None and merged.weight < 1:
         with raise_together():
-            heads = refitted_heads(trainer, heads)
-    return merged, heads
+            head = refitted_head(trainer, head, trainer.loss.dimensions)
+    return merged, head
 
 
 def save_model(
+    trainer: GradedTrainer,
     encoder: SentenceTransformer,
-    heads: Mapping[int | None, RelevanceHead],
+    head: RelevanceHead | None,
     folder: Path,
     merged: MergeResult | None = None,
     adapters: Path | None = None,
 ) -> None:
-    """Save an encoder with its heads and the card of a merge; adapters are written alone first, then merged."""
+    """Save an encoder with its head and the card of a merge; adapters are written alone first, then merged."""
     model = cast("RelevanceModel", encoder)
-    model.heads = dict(heads)  # also {}: the base model's heads do not fit this encoder
+    # also without one: the base model's heads do not fit this encoder
+    model.heads = at_lengths(head, getattr(trainer.loss, "dimensions", ()))
     with quiet_loading():
         if has_lora(model):
             if adapters is not None:

@@ -23,7 +23,7 @@ from bixse.training.dev_evaluation import Role, sets_of
 from bixse.training.distributed import is_main_process, raise_together, rank, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from sentence_transformers import SentenceTransformer
@@ -334,33 +334,26 @@ def _difference(change: Change) -> str:
     return f"{change.mean:+.4f}{interval}" + (f" (cannot tell: {change.few})" if change.few else "")
 
 
-def refitted_heads(
-    trainer: GradedTrainer, heads: Mapping[int | None, RelevanceHead]
-) -> dict[int | None, RelevanceHead]:
-    """Return scale and bias, per dimensions that embeddings are cut to, for weights that changed since training."""
-    model = trainer.loss.model.eval()
-    cosines: dict[int | None, list[torch.Tensor]] = {cut: [] for cut in heads}
-    relevance: list[torch.Tensor] = []
+def refitted_head(trainer: GradedTrainer, head: RelevanceHead, dimensions: Iterable[int]) -> RelevanceHead:
+    """Return scale and bias for weights that changed since training, for whole embeddings and the shorter lengths."""
+    model, lengths = trainer.loss.model.eval(), (None, *dimensions)
+    cosines: list[torch.Tensor] = []
+    relevances: list[torch.Tensor] = []
     with torch.no_grad():
         for features, targets in trainer.global_batches():
             with autocast(model.device):
                 vectors = [embed_features(model, part).float() for part in features]
             z, counts = targets.dense()
-            for cut, parts in cosines.items():
+            for cut in lengths:
                 queries, documents = (torch.nn.functional.normalize(part[:, :cut], dim=-1) for part in vectors)
-                parts.append((queries @ documents.T)[counts > 0].double().cpu())
-            relevance.append(z[counts > 0].double().cpu())
-            if sum(map(len, relevance)) >= HEAD_ENTRIES:
+                cosines.append((queries @ documents.T)[counts > 0].double().cpu())
+                relevances.append(z[counts > 0].double().cpu())
+            if sum(map(len, cosines)) >= HEAD_ENTRIES * len(lengths):
                 break
-    graded = torch.cat(relevance).numpy()
-    return {cut: _refitted(head, torch.cat(cosines[cut]).numpy(), graded) for cut, head in heads.items()}
-
-
-def _refitted(head: RelevanceHead, cosines: Floats, relevance: Floats) -> RelevanceHead:
-    logits = head.logit_scale * cosines + head.logit_bias
+    relevance = torch.cat(relevances).numpy()
     # least binary cross-entropy of sigma(alpha cos + beta), as in training: the cosines of a merged encoder lie closer
     # together and need a larger scale
-    slope, intercept = fit_platt(logits, relevance)
+    slope, intercept = fit_platt(head.logit_scale * torch.cat(cosines).numpy() + head.logit_bias, relevance)
     if slope <= 0:  # cosines that do not rise with relevance: the trained scale is as good as any
         return head
     scale, bias = slope * head.logit_scale, slope * head.logit_bias + intercept

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
-from bixse.encoders.head import RelevanceHead
+from bixse.encoders.head import RelevanceHead, at_lengths
 from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import mean_weights, trained_weights
@@ -27,7 +27,7 @@ from bixse.training.dev_evaluation import (
     warnings_of,
 )
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-from bixse.training.merge import MergeResult, merge, refitted_heads
+from bixse.training.merge import MergeResult, merge, refitted_head
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -97,10 +97,12 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
         base.heads = {}
         if graded is not None:
             trained = next((part for part in reversed(heads) if part), {None: RelevanceHead(20.0, 0.0)})
-            plain = {cut: head.as_trained() for cut, head in trained.items()}
+            shorter = [cut for cut in trained if cut is not None]
+            plain = trained.get(None, next(iter(trained.values()))).as_trained()
             with tempfile.TemporaryDirectory() as scratch:
                 arguments = GradedTrainingArguments(scratch, report_to="none", per_device_train_batch_size=16)
-                base.heads = refitted_heads(GradedTrainer(base, arguments, graded), plain)
+                head = refitted_head(GradedTrainer(base, arguments, graded), plain, shorter)
+            base.heads = at_lengths(head, shorter)
         else:
             warnings.append(
                 "the merged model has no relevance head, as its cosines are those of neither model; fix: give --pairs, "

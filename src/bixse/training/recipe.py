@@ -87,9 +87,9 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
         warnings += [] if regrading is None else regrading.warnings()
         history, best = _history(trainer), trainer.state.best_global_step if trainer.evaluator is not None else None
         warnings += warn_of_no_gain(history, best)
-        merged, heads = None, trainer.heads(_mean_target(history))
+        merged, head = None, trainer.head(_mean_target(history))
         if base is not None:
-            merged, heads = merge_tuned(config, out, trainer, base, inputs.watched, heads, progress)
+            merged, head = merge_tuned(config, out, trainer, base, inputs.watched, head, progress)
             warnings += merged.warnings()
         result = TrainResult(
             model_path=model_path,
@@ -101,7 +101,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             merge=merged,
             regrade=[] if regrading is None else regrading.epochs,
         )
-        guard.together(_save, result, trainer.unsharded_model(), heads, guard, trainer, started)
+        guard.together(_save, result, trainer.unsharded_model(), head, guard, trainer, started)
     return result
 
 
@@ -158,10 +158,10 @@ def _mean_target(history: Sequence[dict[str, Any]]) -> float | None:
     return sum(targets) / len(targets) if targets else None
 
 
-def _save(result: TrainResult, model: Any, heads: Any, guard: RunGuard, trainer: GradedTrainer, started: float) -> None:
+def _save(result: TrainResult, model: Any, head: Any, guard: RunGuard, trainer: GradedTrainer, started: float) -> None:
     if not is_main_process():
         return
-    save_model(model, heads, result.model_path, result.merge, result.model_path.with_name(ADAPTER_FOLDER))
+    save_model(trainer, model, head, result.model_path, result.merge, result.model_path.with_name(ADAPTER_FOLDER))
     guard.record.results = result.to_json()
     _add_timings(guard, started, trainer)
     guard.save_record("finished")

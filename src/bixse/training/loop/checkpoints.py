@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load, save
 from transformers import TrainerCallback
 
+from bixse.data.run import LAST_VERSION
 from bixse.errors import TrainingError
 from bixse.files.files import HASHES_FILE, damage, write_atomically
 from bixse.progress import Progress
@@ -52,8 +53,12 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
     path = folder / LOSS_STATE_FILE
     state = load(path.read_bytes()) if path.is_file() else {}  # undamaged: its hash was checked
     if set(state) != set(expected):
+        # its losses cannot be continued with one scale and bias for all lengths
+        several = any(name.startswith("terms.") for name in state)
+        fix = f"finish this run with bixse {LAST_VERSION}, which learns a scale and bias per length, or begin anew"
         raise TrainingError(
-            f"{path}: got tensors {sorted(state)}; expected {sorted(expected)}; fix: resume with the loss of the start"
+            f"{path}: got tensors {sorted(state)}; expected {sorted(expected)}; fix: "
+            f"{fix if several else 'resume with the loss of the start'}"
         )
     with torch.no_grad():
         for name, value in state.items():

@@ -86,7 +86,7 @@ class PairTrainer(GradedTrainer, CrossEncoderTrainer):  # type: ignore[misc]
         with reading_at_most(self.model, self.args.train_max_length):
             return super().training_step(model, inputs, *args, **kwargs)
 
-    def heads(self, prior: float | None) -> dict[int | None, RelevanceHead]:
+    def head(self, prior: float | None) -> RelevanceHead:
         """Return the sigmoid of the logit for binary cross-entropy, else a fit on training pairs."""
         head, pairs = RelevanceHead(1.0, 0.0, trained_prior=prior, prior=prior), self.pairs
         if self.loss.listwise:
@@ -96,4 +96,4 @@ class PairTrainer(GradedTrainer, CrossEncoderTrainer):  # type: ignore[misc]
             slope, intercept = fit_platt(logits, pairs.relevance[rows])
             fitted_on = f"{len(rows)} pairs that it was trained on"
             head = replace(head, slope=slope, intercept=intercept, calibrated_on=fitted_on)
-        return {None: head}
+        return head

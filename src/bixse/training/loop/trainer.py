@@ -28,7 +28,7 @@ from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError
 from bixse.files.files import storage_errors, write_hashes
 from bixse.losses import BiXSELoss, GradedTargets
-from bixse.losses.relevance_head import trained_heads
+from bixse.losses.relevance_head import trained_head
 from bixse.training.distributed import any_process, average_gradients, raise_together
 from bixse.training.loop.batches import (
     COUNTS,
@@ -156,9 +156,9 @@ class GradedTrainer(SentenceTransformerTrainer):
             args.world_size,
         )
 
-    def heads(self, prior: float | None) -> dict[int | None, RelevanceHead]:
-        """Return dimensions -> relevance head as trained; `prior` is the mean target."""
-        return trained_heads(self.loss, prior)
+    def head(self, prior: float | None) -> RelevanceHead | None:
+        """Return the relevance head as trained; `prior` is the mean target."""
+        return trained_head(self.loss, prior)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as sentence-transformers does; all processes begin with the weights of the first."""
@@ -324,8 +324,8 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]
         """Load encoder and loss state, on a resume and for the best model; refuse damaged files."""
         check_checkpoint(Path(checkpoint_path))
+        load_loss_state(self.loss, Path(checkpoint_path))  # first, as it refuses a checkpoint of another loss
         self._load_encoder(checkpoint_path)
-        load_loss_state(self.loss, Path(checkpoint_path))
         if self.collector is not None:
             self.collector.load(Path(checkpoint_path))
 
