@@ -95,9 +95,6 @@ class BiXSELoss(GradedLoss):
     def positive_from(self) -> float | None:
         return self.options.positive_from
 
-    def logits(self, cosines: Tensor) -> Tensor:
-        return self.logit_scale.detach() * cosines + self.logit_bias.detach()
-
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """Return the loss; the first call sets the bias."""
         targets.check_fits("loss", queries, documents)

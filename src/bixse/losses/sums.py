@@ -80,9 +80,6 @@ class SumLoss(GradedLoss):
     def _terms(self) -> list[GradedLoss]:
         return [term for _, term in self._named_terms()]
 
-    def logits(self, cosines: Tensor) -> Tensor:
-        return self._terms()[0].logits(cosines)
-
     @property
     def with_head(self) -> GradedLoss:
         heads = [term.with_head for term in self._terms()]
@@ -96,10 +93,6 @@ class SumLoss(GradedLoss):
     @property
     def positive_from(self) -> float | None:
         return self._terms()[0].positive_from
-
-    @property
-    def assumes_zeros(self) -> bool:
-        return any(term.assumes_zeros for term in self._terms())
 
     @property
     def requires(self) -> str:
@@ -154,10 +147,6 @@ class MatryoshkaLoss(SumLoss):
 
 class UngradedLoss(GradedLoss):
     """The base of the terms that read no relevance; alone they teach nothing."""
-
-    @property
-    def assumes_zeros(self) -> bool:
-        return False
 
     @property
     def requires(self) -> str:

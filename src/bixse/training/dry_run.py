@@ -18,7 +18,6 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import no_library_bars
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
-from bixse.extensions import extension
 from bixse.training.distributed import world_size
 from bixse.training.inputs import open_training
 from bixse.training.loop.unlabelled import BaseTargets
@@ -49,8 +48,6 @@ class TrainPlan:
     texts: int
     """Texts to encode besides the steps: for dev evaluations, merge weights and the base model's probabilities."""
     seconds_per_text: float
-    regrade: Any
-    """Estimate for grading the likely false negatives; its time is not in `seconds`."""
     warnings: list[str]
 
     @property
@@ -89,12 +86,8 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     documents = pairs.distinct("document")
     with tempfile.TemporaryDirectory(prefix="bixse-dry-run-") as scratch, no_library_bars():
         trainer = make_trainer(short, Path(scratch), inputs, replace(parts, evaluator=None))
-        steps, per_epoch, every = steps_of(config, len(trainer.get_train_dataloader()))
+        steps, _, every = steps_of(config, len(trainer.get_train_dataloader()))
         evaluations = 1 + -(-steps // every) if evaluator is not None else 0
-        regrade = None
-        if config.regrade is not None:
-            rounds, scratch_ledger = (steps - 1) // per_epoch, Path(scratch) / "regrade"
-            regrade = extension("regrade").estimate(config.regrade, pairs, rounds, scratch_ledger)
         tasks = () if evaluator is None else evaluator.tasks
         texts = evaluations * sum(task.count + len(task.query_sets[0].queries) for task in tasks)
         if config.merge is not None:
@@ -127,7 +120,6 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         evaluations=evaluations,
         texts=texts,
         seconds_per_text=seconds_per_text,
-        regrade=regrade,
         warnings=parts.warnings,
     )
 

@@ -118,9 +118,6 @@ class GroupDataset(Dataset[DrawnGroup]):
             )
         self.documents_per_query = documents_per_query
         self.seed = seed
-        self.take(pairs)
-
-    def take(self, pairs: GradedPairs) -> None:
         self.pairs, self.groups = pairs, pairs.groups()
 
     def __len__(self) -> int:
@@ -203,9 +200,6 @@ class GradedCollator:
         self.valid_label_columns = ["label"]
         self.base: BaseTargets | None = None
         """Targets of unlabelled entries; None: 0."""
-        self.take(pairs)
-
-    def take(self, pairs: GradedPairs) -> None:
         self.pairs, self.known = pairs, KnownGrades(pairs)
 
     def __call__(self, groups: Sequence[DrawnGroup]) -> dict[str, Any]:

@@ -48,9 +48,7 @@ from bixse.training.loop.unlabelled import BaseTargets, base_embeddings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
     from datasets import Dataset
-    from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
@@ -127,8 +125,6 @@ class GradedTrainer(SentenceTransformerTrainer):
             train_dataset = GradedPairs.from_dataset(train_dataset)
         self.pairs = train_dataset
         self.plan = BatchPlan(self.pairs, args.train_batch_size * args.world_size, args.seed, args.task_shares)
-        self.collector: Any = None
-        """Looks at the scores of every batch, and is saved with every checkpoint."""
         self.seconds_in_steps = 0.0
         """Wall time of the training steps, without evaluation and saving."""
         self._forget_counts()
@@ -188,20 +184,10 @@ class GradedTrainer(SentenceTransformerTrainer):
         return self.model
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        loader = self._loader(self.plan, self.data_collator)
-        self._drawn_from: Any = loader.dataset
-        return loader
+        return self._loader(self.plan, self.data_collator)
 
     def _draws(self) -> GroupDataset:
         return GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
-
-    def add_grades(self, groups: NDArray[np.int64], documents: NDArray[np.int64], relevance: NDArray[Any]) -> None:
-        """Train on P more pairs of known queries and documents, by their numbers, from the next epoch on."""
-        first = self.pairs.groups().first_rows[groups], self.pairs.distinct("document")[documents]
-        self.pairs = self.pairs.with_grades(*first, relevance)
-        collator: Any = self.data_collator
-        collator.take(self.pairs)
-        self._drawn_from.take(self.pairs)
 
     def _loader(self, plan: BatchPlan, collator: Any) -> DataLoader[Any]:
         return _EpochLoader(
@@ -231,14 +217,10 @@ class GradedTrainer(SentenceTransformerTrainer):
         start = time.perf_counter()
         inputs = self._prepare_inputs(inputs)
         counts = inputs.pop("counts")
-        groups, documents = (part.cpu().numpy() for part in inputs.pop("numbers"))
-        if self.collector is not None:
-            self.collector.begin(groups, documents, self.state.global_step)
-            self.loss.observer = self.collector.look
+        del inputs["numbers"]  # the page of a batch reads them, the encoder does not
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:
             average_gradients(part for part in self.loss.parameters() if not isinstance(part, DTensor))
-        self.loss.observer = None
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
         self._seconds += seconds
@@ -301,14 +283,10 @@ class GradedTrainer(SentenceTransformerTrainer):
             with saved_for_servers(folder):  # a plain SentenceTransformer saves no settings for servers
                 model.save_pretrained(str(folder), create_model_card=False)
         save_loss_state(self.loss, folder)
-        if self.collector is not None:
-            self.collector.save(folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save as transformers does, then the hashes of all files of all processes."""
         self.check_finite()
-        if self.collector is not None:
-            self.collector.gather()
         with storage_errors(Path(self.args.output_dir or ".")):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # the other processes have written their random states
@@ -326,8 +304,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         check_checkpoint(Path(checkpoint_path))
         self._load_encoder(checkpoint_path)
         load_loss_state(self.loss, Path(checkpoint_path))
-        if self.collector is not None:
-            self.collector.load(Path(checkpoint_path))
 
     def _load_encoder(self, checkpoint_path: str) -> None:
         """Load as sentence-transformers does, but in float32."""
