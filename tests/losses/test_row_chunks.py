@@ -16,8 +16,6 @@ from bixse.losses.targets import GradedTargets
 from bixse.losses.tiles.row_chunks import RowWiseLoss, row_wise_loss
 from helpers.batches import QUICK, SINGLE, assert_all_close, random_batch
 
-WHOLE_BATCH = {"wasserstein"}
-"""Losses that compare distributions over all queries: no sum over them, and not 0 without grades."""
 ROW_WISE = [word for word in SINGLE if issubclass(getattr(losses, LOSSES[word].name), RowWiseLoss)]
 
 
@@ -66,7 +64,7 @@ class TestEveryLoss:
         nothing = GradedTargets.from_entries([], [], [], (9, 14))
         parts = value_and_gradients(loss, batch.queries, batch.documents, nothing)
         assert all(bool(x.isfinite().all()) for x in parts)
-        assert word.startswith("bixse") or word in WHOLE_BATCH or all(x.abs().max() == 0.0 for x in parts)
+        assert word.startswith("bixse") or all(x.abs().max() == 0.0 for x in parts)
 
     def test_extreme_scores_give_finite_numbers(self, tiny_model, batch, word):
         loss = build_loss(word, tiny_model, scale=2000.0, **options(word))
@@ -80,9 +78,7 @@ class TestEveryLoss:
         targets = GradedTargets.from_entries([0, 0, 1, 1], [0, 2, 1, 0], [1.0, 0.4, 0.7, 0.2], (2, 3))
         torch.testing.assert_close(twice, loss(distinct, targets.tensors()))
 
-    def test_shares_of_the_queries_weighed_by_their_counts_are_the_global_batch(self, loss, word):
-        if word in WHOLE_BATCH:
-            pytest.skip("the loss of several processes gathers their queries")
+    def test_shares_of_the_queries_weighed_by_their_counts_are_the_global_batch(self, loss):
         batch = random_batch(10, 14, known=0.5)
         value, *gradients = value_and_gradients(loss, batch.queries, batch.documents, batch.targets)
         parts, counts = [], []

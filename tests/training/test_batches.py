@@ -309,12 +309,8 @@ def test_a_batch_brings_the_base_models_probability_of_every_entry(trainer):
         np.testing.assert_allclose(probabilities, expected, rtol=2e-3, atol=1e-4)
 
 
-SUM = {"loss": {"bixse": 1.0, "anchor": 0.5}, "loss_options": {}}
-
-
-@pytest.mark.parametrize("loss", [{}, pytest.param(SUM, marks=pytest.mark.slow)], ids=["base", "sum"])
-def test_an_interrupted_run_is_bit_equal(run_config, tmp_path, train_both_ways, loss):
-    train_both_ways(run_config(**{**BASE, **loss}))
+def test_an_interrupted_run_is_bit_equal(run_config, tmp_path, train_both_ways):
+    train_both_ways(run_config(**BASE))
     assert not (tmp_path / "cut" / "checkpoints" / BASE_FOLDER).exists()
 
 
@@ -329,14 +325,6 @@ def test_each_task_has_a_curve_of_its_own_also_with_instructions_without_a_defau
 def test_embeddings_by_the_base_model_after_another_prompt_are_others_in_the_same_folder(tiny_model, tmp_path):
     tables = [base_embeddings(tiny_model, PAIRS, tmp_path, lambda *of, p=p: p)[0] for p in (None, "sort ")]
     assert not np.array_equal(*tables)
-
-
-def test_the_anchor_is_near_0_before_the_first_step(train_toy):
-    """The base model read as many tokens as training does."""
-    settings = {"dev": None, "max_length": None, "train_max_length": 5, "dropout": 0.0, "merge": None}
-    result = train_toy(loss={"bixse": 1.0, "anchor": 1.0}, **settings)
-    anchors = [entry["loss_anchor"] for entry in result.history if "loss_anchor" in entry]
-    assert abs(anchors[0]) < 1e-3 < anchors[-1]
 
 
 def test_a_dry_run_embeds_a_sample_alone(run_config, tmp_path):

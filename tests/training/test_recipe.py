@@ -115,7 +115,7 @@ def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
 
 @pytest.mark.parametrize(
     "loss",
-    [pytest.param(word, marks=() if word in QUICK else pytest.mark.slow) for word in LOSSES if LOSSES[word].alone],
+    [pytest.param(word, marks=() if word in QUICK else pytest.mark.slow) for word in LOSSES],
 )
 def test_every_loss_trains_and_the_head_of_the_base_model_is_not_kept(model, loss, train_toy):
     RelevanceHead(20.0, -10.0).save(model)
@@ -123,19 +123,6 @@ def test_every_loss_trains_and_the_head_of_the_base_model_is_not_kept(model, los
     assert all(entry["loss"] > 0 for entry in result.history)
     assert (result.model_path / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
     assert (result.model_path / HEAD_FILE).is_file() == loss.startswith("bixse")
-
-
-def test_a_sum_trains_logs_its_terms_and_has_the_head_of_its_bixse(tmp_path, train_toy):
-    weights = {"bixse": 1.0, "infonce": 0.5, "anchor": 0.3, "spread-out": 0.1}
-    options = {"infonce": {"hardness": 9.0}, "mini_batch_size": 4}
-    result = train_toy(loss=weights, loss_options=options, dev=None, merge=None, optimizer={"warmup_ratio": 0.0})
-    entry = next(entry for entry in result.history if "loss" in entry)
-    terms = {name: entry[f"loss_{name}"] for name in weights}
-    assert entry["loss"] == pytest.approx(sum(weights[name] * terms[name] for name in weights), rel=1e-4)
-    assert all(value > 0 for name, value in terms.items() if name != "anchor")
-    last = [entry for entry in result.history if "loss" in entry][-1]
-    assert last["logit_bias"] != entry["logit_bias"]
-    assert RelevanceHead.load(result.model_path).logit_bias == pytest.approx(last["logit_bias"], abs=0.1)
 
 
 @pytest.mark.slow
@@ -156,9 +143,8 @@ def test_each_of_several_dimensions_has_the_head_that_it_learned(run_config, tra
         assert cut.relevance("copy", ["sort"])[0] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["bixse", "wasserstein"])
-def test_a_static_encoder_is_made_trained_and_loads_in_the_plain_library(tiny_model_path, train_toy, loss):
-    settings = {"loss": loss, "max_length": None, "optimizer": {"learning_rate": 0.01}}
+def test_a_static_encoder_is_made_trained_and_loads_in_the_plain_library(tiny_model_path, train_toy):
+    settings = {"max_length": None, "optimizer": {"learning_rate": 0.01}}
     result = train_toy(model=f"static:{tiny_model_path}", **settings)
     assert train_toy(model=f"static:{tiny_model_path}/", **settings).reused
     with pytest.raises(OutputExistsError, match="model/static/"):

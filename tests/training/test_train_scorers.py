@@ -50,8 +50,6 @@ class TestUnhappyPaths:
     @pytest.mark.parametrize(
         "change",
         [
-            {"loss": "bixse-anchor"},
-            {"loss": {"bixse": 1.0, "spread-out": 0.1}},
             {"loss_options": {"unlabelled": "base"}},
             {"loss_options": {"gradient_cache": True}},
         ],

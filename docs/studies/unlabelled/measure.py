@@ -5,8 +5,8 @@
 DATA holds what ../nfcorpus/prepare.py wrote, and next to it `train.jsonl` and `collection` of `bixse quickstart`.
 The words are the training set (nfcorpus, pydocs, a key of MIXTURES, or another YAML file), the passes, an arm, and the
 seed. An arm is a
-target of unlabelled entries (zero, base, half, or a variant of variants.py), a key of SETTINGS, the name of another
-loss, or "then-LOSS": the model that was trained with `zero` is trained on with that loss, for as many passes again.
+target of unlabelled entries (zero, base, half, or a variant of variants.py), a key of SETTINGS, a loss of left.py or
+of bixse, or "then-LOSS": the model that was trained with `zero` is trained on with that loss, for as many passes again.
 What is there is not done again.
 """
 
@@ -36,6 +36,8 @@ MIXTURES = {
     "titles": {"pairs": ["pairs.parquet", "titles.parquet"], "task_shares": {"titles": 0.33}},
 }
 """Training set -> pairs beyond those of NFCorpus, a third of their queries per pass; the rest is nfcorpus.yaml."""
+LEFT = ("spread-out", "cadet", "wasserstein", "wasserstein-6")
+"""Losses of left.py."""
 VARIANTS = ("prior", "graded", "merged", "tuned", "bias-per-batch")
 ZERO = {"unlabelled": "zero"}
 OPTIONS = {"zero": ZERO, "bias-per-batch": ZERO, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
@@ -47,8 +49,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "orbit": {"max_distance": 0.002},  # one pass of pydocs ends at .0054
     "bias-fast": {"optimizer": {"bias_lr_multiplier": 1000.0}},
     "bias-prior": {"loss_options": {"bias": "prior"}},
-    "spread-out": {"loss": {"bixse": 1.0, "spread-out": 1.0}},
-    "wasserstein-6": {"loss": "wasserstein", "scale": 6.0},  # 10 asks for smaller differences of cosines than there are
+    **{loss: {} for loss in LEFT},
+    "wasserstein-6": {"scale": 6.0},  # 10 asks for smaller differences of cosines than there are
 }
 """Arm -> settings of `bixse train`; the others, also of the optimizer, are those of `zero`."""
 THEN = "then-"
@@ -63,8 +65,8 @@ def bixse(*words: object) -> None:
 
 def train(target: str, *words: object) -> None:
     """Train with a target of unlabelled entries; raises CalledProcessError."""
-    if target in VARIANTS:
-        script = Path(__file__).with_name("variants.py")
+    if target in (*VARIANTS, *LEFT):
+        script = Path(__file__).with_name("left.py" if target in LEFT else "variants.py")
         subprocess.run([sys.executable, str(script), target, *map(str, words)], check=True)
     else:
         bixse("train", *words)
@@ -139,8 +141,7 @@ def main() -> None:
     parser.add_argument("--as-trained", action="store_true", help="do not merge with the base model")
     parser.add_argument("train_on", help="nfcorpus, pydocs, both, titles, or a YAML file")
     parser.add_argument("passes", type=int)
-    losses = [name for name in LOSSES if LOSSES[name].alone]
-    arms = {*OPTIONS, "base", *VARIANTS, *SETTINGS, *losses, *(THEN + name for name in losses)}
+    arms = {*OPTIONS, "base", *VARIANTS, *SETTINGS, *LOSSES, *(THEN + name for name in LOSSES)}
     parser.add_argument("arm", choices=sorted(arms))
     parser.add_argument("seed", type=int)
     args = parser.parse_args()

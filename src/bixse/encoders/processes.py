@@ -57,17 +57,6 @@ def all_gather_rows(rows: Tensor, number: int) -> Tensor:
     return gathered
 
 
-def all_rows(rows: Tensor) -> Tensor:
-    """Return the rows of all processes, which may have different numbers of them; gradients flow back to each."""
-    if world_size() == 1:
-        return rows
-    counts = torch.zeros(world_size(), dtype=torch.long, device=rows.device)
-    counts[dist.get_rank()] = len(rows)
-    numbers = all_reduce_sum(counts).tolist()
-    gathered = all_gather_rows(rows, max(numbers))
-    return torch.cat([part[:number] for part, number in zip(gathered.split(max(numbers)), numbers, strict=True)])
-
-
 class _Gather(torch.autograd.Function):
     """A gather whose backward sums the gradients of all processes for this process's rows."""
 

@@ -46,7 +46,7 @@ class QuickstartConfig(Settings):
     @field_validator("compare")
     @classmethod
     def _other_losses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        others = [word for word, entry in LOSSES.items() if word != "bixse" and entry.alone]
+        others = [word for word in LOSSES if word != "bixse"]
         wrong = [word for word in value if word not in others]
         if wrong or len(set(value)) < len(value):
             hint = did_you_mean(wrong[0], others) if wrong else "name each once"

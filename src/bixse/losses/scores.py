@@ -11,7 +11,7 @@ from sentence_transformers.util import maxsim
 from torch import Tensor, nn
 
 from bixse.errors import InputError, ModelError
-from bixse.losses.catalogue import LOSSES, build_loss, loss_name, terms_of
+from bixse.losses.catalogue import build_loss
 from bixse.losses.targets import GradedTargets
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ class ScoreLoss(nn.Module):
 
     Every other document of the batch is a negative. Labels are (B,) or (B, K) relevance in [0, 1], or the tensors of
     `GradedTargets` that `GradedTrainer` collates, as `bixse train --kind late-interaction` does. `loss` is a name of
-    `LOSSES` or names with weights, `options` are those of `build_loss`. With bixse, `SaveRelevanceHead` saves scale and
-    bias. Raises ModelError for another model, InputError for labels that do not fit or a loss that needs the base
-    model.
+    `LOSSES`, `options` are those of `build_loss`. With bixse, `SaveRelevanceHead` saves scale and bias. Raises
+    ModelError for another model, InputError for labels that do not fit or a loss that needs the base model.
 
     Example:
         ::
@@ -52,7 +51,7 @@ class ScoreLoss(nn.Module):
     def __init__(
         self,
         model: MultiVectorEncoder | SparseEncoder,
-        loss: str | Mapping[str, float] = "bixse",
+        loss: str = "bixse",
         mini_batch_size: int | None = None,
         **options: Any,
     ) -> None:
@@ -74,11 +73,10 @@ class ScoreLoss(nn.Module):
             )
         # float32: on a GPU the products would round the scores themselves to bf16
         self.loss: GradedLoss = build_loss(loss, nn.Identity(), **{"products": "float32", **options})  # type: ignore[arg-type]
-        terms = terms_of(loss) or {str(loss): 1.0}
-        if self.loss.base_use is not None or not all(LOSSES[name].alone for name in terms):
+        if self.loss.base_use is not None:
             raise InputError(
-                f"loss: got {loss_name(loss)}, which needs embeddings of the texts or of the base model; expected a "
-                "loss that reads only scores; fix: leave anchor, spread-out and `unlabelled: base` out"
+                f"loss: got {loss}, which needs embeddings of the base model; expected a loss that reads only scores; "
+                "fix: leave `unlabelled: base` out"
             )
         if isinstance(model, MultiVectorEncoder):
             model.similarity_fn_name = "meanmaxsim"

@@ -220,7 +220,7 @@ class ShardedTrainer(GradedTrainer):
     def add_base_targets(self) -> None:
         if self.outline is not None and self.loss.base_use is not None:
             raise InputError(
-                "sharding: got full with a loss that needs the base model (unlabelled: base, anchor); expected one of "
+                "sharding: got full with a loss that needs the base model (unlabelled: base); expected one of "
                 "them; fix: leave sharding out, or choose another loss"
             )
         super().add_base_targets()

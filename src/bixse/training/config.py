@@ -11,8 +11,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from bixse.encoders.loading.build import STATIC, PoolingMode
 from bixse.encoders.loading.kinds import ModelKind
 from bixse.encoders.loading.precision import Setting, resolve_precision
-from bixse.errors import SEEDS, ConfigError, did_you_mean
-from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options
+from bixse.errors import SEEDS, ConfigError
+from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options, instead_of
 from bixse.settings import Flag, Settings, paths_in
 
 if TYPE_CHECKING:
@@ -212,17 +212,16 @@ class TrainConfig(Settings):
     followed by w <- (w + w0) / 2 (ORBIT, arXiv:2605.12419). Null sets no limit."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights. `lora: {}` takes the defaults; null trains all weights."""
-    loss: Annotated[str | dict[str, float], Flag(metavar="LOSS")] = "bixse"
-    """Name of the loss, a key of `bixse.losses.LOSSES` such as infonce. A sum of losses is name -> weight, for example
-    `{bixse: 1.0, anchor: 0.1}`, or on the command line `--loss bixse=1 anchor=0.1`. A reranker takes bce (its
-    default), lambda or listnet."""
+    loss: Annotated[str, Flag(metavar="LOSS")] = "bixse"
+    """Name of the loss, a key of `bixse.losses.LOSSES` such as infonce. A reranker takes bce (its default), lambda or
+    listnet."""
     scale: float = Field(default=LossOptions.model_fields["scale"].default, gt=0)
     """Logit scale alpha, 1 / temperature. The paper takes 20; 10 was better on dev for every loss."""
     dimensions: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Flag(metavar="D")] = ()
     """Numbers of dimensions that embeddings can be cut to after training, for example 256 128 64. Each is trained in
     addition to the complete embedding, with its own scale and bias. Empty trains only the complete embedding."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Other arguments of the loss, for example bias, positive_from, in_batch_labels. A sum has a section per term."""
+    """Other arguments of the loss, for example bias, positive_from, in_batch_labels."""
     sharding: Literal["full"] | None = None
     """Sharding over processes (FSDP2). "full" gives each process a part of weights, gradients, optimizer state and
     checkpoints. Null keeps everything in every process."""
@@ -336,27 +335,10 @@ class TrainConfig(Settings):
 
     @field_validator("loss", mode="before")
     @classmethod
-    def _words_of_the_command_line(cls, value: Any) -> Any:
-        words = [value] if isinstance(value, str) else value
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            return value
-        return dict(word.partition("=")[::2] for word in words) if "=" in "".join(words) else " ".join(words)
-
-    @field_validator("loss")
-    @classmethod
-    def _known_loss(cls, value: str | dict[str, float], info: ValidationInfo) -> str | dict[str, float]:
-        terms = {value: 1.0} if isinstance(value, str) else value
-        is_reranker = info.data.get("kind") == "reranker"
-        known = list(RERANKER_LOSSES if is_reranker else LOSSES)
-        for name, weight in terms.items():
-            if name not in known:
-                raise ValueError(f"expected one of {', '.join(known)}; fix: {did_you_mean(name, known)}")
-            if not 0 < weight < math.inf:
-                raise ValueError(f"expected a number above 0, not {weight} for {name}; fix: leave it out for 0")
-        if is_reranker and not isinstance(value, str):
-            raise ValueError("expected one loss for a reranker, no sum; fix: name one")
-        if not is_reranker and not any(LOSSES[name].alone for name in terms):
-            raise ValueError("expected a loss that reads relevance; fix: add one, for example bixse with weight 1.0")
+    def _known_loss(cls, value: Any, info: ValidationInfo) -> str:
+        known = list(RERANKER_LOSSES if info.data.get("kind") == "reranker" else LOSSES)
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"expected one of {', '.join(known)}; fix: {instead_of(value, known)}")
         return value
 
 

@@ -13,7 +13,6 @@ from bixse.errors import InputError
 from bixse.evaluation.reranking import RerankedSystem
 from bixse.evaluation.systems import Bm25System
 from bixse.losses import ScoreLoss
-from bixse.losses.catalogue import loss_name
 from bixse.training.checks import check_pairs
 from bixse.training.dev_evaluation import (
     GradedRetrievalEvaluator,
@@ -46,7 +45,7 @@ def make_scorer_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     )
     loss: Any
     if config.kind == "reranker":
-        loss = pair_loss(str(config.loss), model)
+        loss = pair_loss(config.loss, model)
     else:
         loss = ScoreLoss(model, config.loss, scale=config.scale, **config.loss_options)
     if config.dropout is not None:
@@ -54,7 +53,7 @@ def make_scorer_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     pairs = inputs.pairs
     warnings = warnings_of(inputs.watched)
     warnings += check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
-    warnings += check_pairs(inputs.where, loss_name(config.loss), loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_lengths(model, pairs)
     tasks = {role: _tasks(inputs, role, config.min_relevant_grade) for role in ("dev", "guard")}
     evaluator = None

@@ -15,7 +15,6 @@ from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
 from bixse.extensions import extension
-from bixse.losses.catalogue import loss_name
 from bixse.training.checks import check_max_length, check_pairs, prompts_before
 from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDER
 from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of, warnings_of
@@ -64,7 +63,7 @@ def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
     warnings = warnings_of(inputs.watched)
     warnings += check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
-    warnings += check_pairs(inputs.where, loss_name(config.loss), loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
     warnings += check_lengths(model, pairs, prompts_before(model, pairs))
     trainer: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
