@@ -100,12 +100,20 @@ def test_settings_that_came_later_do_not_change_a_run_without_them():
     assert (reranker["loss"], encoder["sharding"], sharded["sharding"]) == ("bce", None, "full")
 
 
-@pytest.mark.parametrize("left", [{"regrade": None}, {"regrade": {"judge": "m", "budget": 7}}])
-def test_setting_that_left_is_one_error_with_what_to_do_instead(left):
+@pytest.mark.parametrize(
+    ("left", "value"),
+    [
+        ("regrade", None),
+        ("regrade", {"judge": "m", "budget": 7}),
+        ("loss_options.unlabelled", "base"),
+        ("loss_options.unlabelled_weight", 0.5),
+    ],
+)
+def test_setting_that_left_is_one_error_with_what_to_do_instead(left, value):
     with pytest.raises(ConfigError) as caught:
-        TrainConfig.load(None, {"pairs": "p.csv", **left})
+        TrainConfig.load(None, {"pairs": "p.csv", left: value})
     (line,) = str(caught.value).splitlines()[1:]
-    assert line.strip().startswith(f"{next(iter(left))}: got an unknown key") and "instead" in line
+    assert f"{left}: got an unknown key" in line and "instead" in line
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path):

@@ -136,6 +136,8 @@ def read_record(path: Path) -> dict[str, Any]:
 
 LEFT: Mapping[str, Any] = {
     "regrade": None,
+    "unlabelled": "zero",
+    "unlabelled_weight": 1.0,
 }
 """Setting that an earlier version had -> the default it had. A record that holds the default is of the same run."""
 LAST_VERSION = "1.0.0rc1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sentence_transformers import SentenceTransformer
-
-
-class BaseUse(NamedTuple):
-    """The part that the model before training has in a loss."""
-
-    weight: float
-    """Factor of its probabilities as targets of unlabelled entries, 0 to 1; 0 takes its embeddings alone."""
-    as_trained: bool = False
-    """It reads as many tokens as training does; False: as many as when it encodes."""
 
 
 class GradedLoss(nn.Module, ABC):
@@ -153,11 +144,6 @@ class GradedLoss(nn.Module, ABC):
             size = self.model.get_embedding_dimension()
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
         return embed_features(self.model, features, self.options.mini_batch_size, self.options.gradient_cache)
-
-    @property
-    def base_use(self) -> BaseUse | None:
-        """The use of the model before training; None if the loss does not need it."""
-        return None
 
     @property
     def with_head(self) -> GradedLoss:

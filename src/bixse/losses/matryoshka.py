@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from bixse.encoders.processes import all_reduce_sum, global_mean_weight, world_size
-from bixse.losses.base import BaseUse, GradedLoss
+from bixse.losses.base import GradedLoss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,10 +77,6 @@ class MatryoshkaLoss(GradedLoss):
     @property
     def with_head(self) -> GradedLoss:
         return self._first
-
-    @property
-    def base_use(self) -> BaseUse | None:
-        return self._first.base_use
 
     @property
     def positive_from(self) -> float | None:

@@ -7,9 +7,8 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import psutil
 import torch
 from transformers.trainer_utils import SaveStrategy
@@ -20,7 +19,6 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
 from bixse.training.distributed import world_size
 from bixse.training.inputs import open_training
-from bixse.training.loop.unlabelled import BaseTargets
 from bixse.training.setup import make_parts, make_trainer, steps_of
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ class TrainPlan:
     evaluations: int
     """Dev evaluations, the one before training included."""
     texts: int
-    """Texts to encode besides the steps: for dev evaluations, merge weights and the base model's probabilities."""
+    """Texts to encode besides the steps: for dev evaluations and merge weights."""
     seconds_per_text: float
     warnings: list[str]
 
@@ -93,16 +91,6 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         if config.merge is not None:
             weights = len({0.0, 1.0, *config.merge.weights})
             texts += sum(corpus.encoded_for(weights) for corpus in inputs.watched)
-        if parts.loss.base_use is not None:
-            texts += len(documents) + len(pairs.groups())
-            # zeros cost a step what embeddings cost it; the timed steps would embed all texts before the first one
-            size = model.get_embedding_dimension() or 0
-            queries_of, documents_of = (
-                np.broadcast_to(np.float32(0), (rows, size)) for rows in (len(pairs.groups()), len(documents))
-            )
-            collator: Any = trainer.data_collator
-            curves = dict.fromkeys(range(len(pairs.tasks[0])), (1.0, 0.0))
-            collator.base = BaseTargets(queries_of, documents_of, 1.0, curves)
         sample = pairs.texts("document", documents[:: -(-len(documents) // TEXTS_TIMED)])
         started = time.perf_counter()
         encode_texts(model, sample, "document")

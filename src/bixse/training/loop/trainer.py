@@ -22,7 +22,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.embedding import number_of_texts
-from bixse.encoders.loading.backbones import reading_at_most
 from bixse.encoders.processes import all_reduce_sum, is_sharded, local_part, unsharded_tensors
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError
@@ -43,7 +42,6 @@ from bixse.training.loop.checkpoints import (
     load_loss_state,
     save_loss_state,
 )
-from bixse.training.loop.unlabelled import BaseTargets, base_embeddings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,7 +56,6 @@ if TYPE_CHECKING:
 
 FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
 """The fix for diverged training."""
-BASE_FOLDER = "base"
 
 
 @dataclass
@@ -159,25 +156,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as sentence-transformers does; all processes begin with the weights of the first."""
         broadcast(unsharded_tensors(self.loss))
-        self.add_base_targets()
         return super().train(*args, **kwargs)
-
-    def add_base_targets(self) -> None:
-        """Take the untrained model as the base model of a loss that needs one."""
-        collator: Any = self.data_collator
-        use = self.loss.base_use
-        if use is None or collator.base is not None:
-            return
-        length = self.args.train_max_length if use.as_trained else None
-        folder = Path(self.args.output_dir or ".") / BASE_FOLDER
-        # the first process writes the embeddings; the others map the same files
-        first = self.args.main_process_first(local=False, desc="embeddings by the base model")
-        with first, reading_at_most(self.model, length):
-            embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt)
-        base = BaseTargets(*embeddings, use.weight, {})
-        draw = self._draws()
-        base.fit(collator.known_entries([draw[index] for index in batch]) for batch in self.plan.of_epoch(0))
-        collator.base = base
 
     def unsharded_model(self) -> SentenceTransformer:
         """Return the unsharded encoder; every process must call this."""
@@ -186,12 +165,9 @@ class GradedTrainer(SentenceTransformerTrainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         return self._loader(self.plan, self.data_collator)
 
-    def _draws(self) -> GroupDataset:
-        return GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
-
     def _loader(self, plan: BatchPlan, collator: Any) -> DataLoader[Any]:
         return _EpochLoader(
-            self._draws(),
+            GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed),
             batch_sampler=plan,
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
