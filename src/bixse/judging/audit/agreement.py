@@ -55,8 +55,11 @@ class CountsByQuery:
 
     def estimates(self, measures: Mapping[str, AgreementMeasure], few: str) -> dict[str, IntervalEstimate]:
         """Return the measures with 95 % intervals, or without for the reason `few` (`few_of_classes`)."""
+        values = self.values(measures)
+        if few:
+            return {name: jackknife_estimate(value, np.empty(0), few) for name, value in values.items()}
         left_out = self.left_out(measures)
-        return {name: jackknife_estimate(value, left_out[name], few) for name, value in self.values(measures).items()}
+        return {name: jackknife_estimate(value, left_out[name], highest=1.0) for name, value in values.items()}
 
 
 def agreement_in_words(kappa: IntervalEstimate, name: str = "kappa") -> str:
