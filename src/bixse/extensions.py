@@ -1,4 +1,4 @@
-"""The satellites that the core asks for by name and never imports: indexes, judges, regrading, sharding."""
+"""The satellites that the core asks for by name and never imports: indexes, sharding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 EXTENSIONS = {
     "index": "bixse.scale.index.search:open_index_system",
-    "judge": "bixse.judging.open_judge:GradeConfig",
-    "regrade": "bixse.judging.regrade:Regrading",
     "sharding": "bixse.scale.sharding:ShardedTrainer",
 }
 """Name -> module and object of a satellite. The core must not import it at the top: `extension` does on first use."""

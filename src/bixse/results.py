@@ -179,28 +179,3 @@ class MergePoint:
     """Loss of mean nDCG@10 on dev against the best weight within the guard tolerance."""
     error: float = 0.0
     """Standard error of `below_best`, paired over queries."""
-
-
-@dataclass(frozen=True)
-class RegradedEpoch:
-    """The outcome of grading likely false negatives after an epoch."""
-
-    epoch: int
-    asked: int
-    graded: int
-    relevant: int
-    """Graded pairs with a relevance of at least 0.5."""
-    mean_relevance: float | None
-    mean_probability: float | None
-    """The encoder's mean probability of all asked pairs; None for a loss that learns no probability."""
-    usd: float | None
-    """Cost of all answers, including answers of an interrupted call and of a shared ledger; None without prices."""
-    failure: str | None = None
-    """Reason why the judge did not answer all; training went on with the known grades."""
-
-    def line(self) -> str:
-        mean = "" if self.mean_relevance is None else f", mean relevance {self.mean_relevance:.3f}"
-        return (
-            f"regraded after epoch {self.epoch}: {self.graded} of {self.asked} likely false negatives, "
-            f"{self.relevant} relevant{mean}{f', {self.usd:.4f} US dollars' if self.usd else ''}"
-        )

@@ -39,6 +39,10 @@ def test_setting_that_left_at_its_default_is_of_the_same_run(tmp_path, monkeypat
     with pytest.raises(OutputExistsError) as caught:
         open_run(tmp_path / "other", "train", CONFIG, INPUTS)
     assert "loss.depth (was 4, which bixse 1.0.0rc1 alone has)" in caught.value.got
+    finish(tmp_path / "section", {**CONFIG, "teacher": {"model": "m"}})
+    with pytest.raises(OutputExistsError) as caught:
+        open_run(tmp_path / "section", "train", CONFIG, INPUTS)
+    assert "teacher.model (was 'm', which bixse 1.0.0rc1 alone has)" in caught.value.got
 
 
 def test_finished_run_with_the_same_settings_is_reused(tmp_path):

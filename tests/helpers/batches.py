@@ -8,13 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import normalize
 
-from bixse.losses.catalogue import LOSSES
-from bixse.losses.targets import BaseProbability, GradedTargets
+from bixse.losses.targets import GradedTargets
 from bixse.losses.tiles.bce import graded_bce
 
-CURVE = (12.9, -6.2)
-SINGLE = [word for word, entry in LOSSES.items() if "unlabelled" not in entry.fixed]
-"""Losses that need no base model."""
 QUICK = ("bixse", "infonce", "margin-mse", "lambdaloss-v2")
 """A loss of each shape of computation; what holds for them is slow for the others."""
 
@@ -36,37 +32,21 @@ class Batch:
         return [list(row) for row in scale * (self.queries @ self.documents.T)]
 
     def known_entries(self):
-        rows, columns, relevance = (part.tolist() for part in list(vars(self.targets).values())[:3])
+        rows, columns, relevance = (part.tolist() for part in self.targets.tensors().values())
         return dict(zip(zip(rows, columns, strict=True), relevance, strict=True))
 
     def relevance(self):
-        """Return each entry as a number: NaN if masked; without a grade 0, or the base model's probability."""
+        """Return each entry as a number: NaN if masked, 0 without a grade."""
         known, (rows, columns) = self.known_entries(), self.targets.shape
-        return [[known.get((i, j), self._unlabelled(i, j)) for j in range(columns)] for i in range(rows)]
-
-    def _unlabelled(self, i, j):
-        base = self.targets.unlabelled
-        if base is None:
-            return 0.0
-        scale, bias, weight = base.curve.tolist()
-        return weight / (1 + math.exp(-(scale * float(base.queries[i] @ base.documents[j]) + bias)))
+        return [[known.get((i, j), 0.0) for j in range(columns)] for i in range(rows)]
 
     def with_entries(self, entries):
         """Return the same embeddings with these entries known and no others."""
         table = torch.tensor(entries, dtype=torch.float64).reshape(-1, 3)
         return replace(self, targets=GradedTargets.from_entries(*table.T, self.targets.shape))
 
-    def with_base(self, weight=1.0, dim=3):
-        generator = torch.Generator().manual_seed(5)
-        base = [unit_vectors(number, dim, generator) for number in self.targets.shape]
-        curve = torch.tensor([*CURVE, weight], dtype=torch.float64)
-        return replace(self, targets=replace(self.targets, unlabelled=BaseProbability(*base, curve)))
-
     def as_type(self, dtype):
-        base = self.targets.unlabelled
-        base = base and BaseProbability(*(part.to(dtype) for part in vars(base).values()))
-        leaves = (x.detach().to(dtype).requires_grad_() for x in self.leaves)
-        return Batch(*leaves, replace(self.targets, unlabelled=base))
+        return Batch(*(x.detach().to(dtype).requires_grad_() for x in self.leaves), self.targets)
 
     def rounded_to_bf16(self):
         """Return the batch with embeddings that bf16 holds exactly."""

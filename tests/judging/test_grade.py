@@ -18,8 +18,7 @@ def rows(out, name="judgements"):
     return pq.read_table(out / f"{name}.parquet").to_pylist()
 
 
-def test_the_first_process_of_a_launcher_gives_every_pair_in_memory_the_grade_of_the_judge(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def test_every_pair_in_memory_has_the_grade_of_the_judge(tmp_path):
     pairs = some_pairs(30)
     result = graded(pairs, ScriptedJudge(), tmp_path / "out")
     assert result.complete

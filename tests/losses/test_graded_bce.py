@@ -24,11 +24,9 @@ def test_embeddings_that_do_not_fit_are_refused():
     [(4, 4, 0.3, 0.0), (5, 17, 0.5, 0.2), (17, 5, 0.5, 0.5), (1, 9, 0.4, 0.2), (9, 1, 0.4, 0.2), (8, 24, 1.0, 0.1)],
 )
 @pytest.mark.parametrize("reduction", ["query", "mean"])
-@pytest.mark.parametrize("base_weight", [None, 1.0, 0.6])
 @pytest.mark.usefixtures("form")
-def test_loss_and_all_four_gradients_equal_python_loops(rows, columns, known, masked, reduction, base_weight):
+def test_loss_and_all_four_gradients_equal_python_loops(rows, columns, known, masked, reduction):
     batch = random_batch(rows, columns, known=known, masked=masked)
-    batch = batch if base_weight is None else batch.with_base(base_weight)
     fused = value_and_gradients(batch, reduction=reduction, tile_rows=4, tile_columns=6)
     assert_all_close(fused, naive_bce(batch, reduction), rtol=1e-9, atol=1e-12)
 
@@ -36,7 +34,7 @@ def test_loss_and_all_four_gradients_equal_python_loops(rows, columns, known, ma
 @pytest.mark.parametrize("tile", [(1, 1), (1, 64), (64, 1), (3, 5), (7, 8), (13, 11), (512, 1024)])
 @pytest.mark.usefixtures("form")
 def test_tile_sizes_do_not_matter(tile):
-    batch = random_batch(13, 22).with_base()
+    batch = random_batch(13, 22)
     tiled, in_one = (value_and_gradients(batch, tile_rows=r, tile_columns=c) for r, c in (tile, (13, 22)))
     assert_all_close(tiled, in_one, rtol=1e-11, atol=1e-13)
 
@@ -55,11 +53,9 @@ def test_extreme_logits_give_finite_and_right_gradients(scale, bias, dtype):
 
 
 @pytest.mark.parametrize("bias", [-9.0, -4.0, 0.0, 25.0, 90.0])
-@pytest.mark.parametrize("with_base", [False, True])
 @pytest.mark.usefixtures("form")
-def test_float32_is_as_exact_as_float32_allows(bias, with_base):
+def test_float32_is_as_exact_as_float32_allows(bias):
     batch = random_batch(130, 150, dim=32, known=0.05, scale=20.0, bias=bias)
-    batch = batch.with_base() if with_base else batch
     single = value_and_gradients(batch.as_type(torch.float32), tile_rows=40, tile_columns=33, products="float32")
     assert max(relative_errors(single, value_and_gradients(batch))) < 2e-5
 
@@ -78,11 +74,6 @@ def test_a_batch_without_queries_or_documents_has_loss_0(shape):
     loss.backward()
     assert float(loss) == 0.0
     assert q.grad.shape == q.shape
-
-
-def test_a_base_of_weight_0_changes_no_bit():
-    batch = random_batch(6, 8, known=0.3, masked=0.2)
-    assert_all_close(value_and_gradients(batch.with_base(0.0)), value_and_gradients(batch), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("factor", [1.0, 3.0, -0.5, 0.0])

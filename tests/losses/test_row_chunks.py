@@ -14,9 +14,9 @@ from bixse.errors import InputError
 from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.losses.targets import GradedTargets
 from bixse.losses.tiles.row_chunks import RowWiseLoss, row_wise_loss
-from helpers.batches import QUICK, SINGLE, assert_all_close, random_batch
+from helpers.batches import QUICK, assert_all_close, random_batch
 
-ROW_WISE = [word for word in SINGLE if issubclass(getattr(losses, LOSSES[word].name), RowWiseLoss)]
+ROW_WISE = [word for word in LOSSES if issubclass(getattr(losses, LOSSES[word].name), RowWiseLoss)]
 
 
 def options(word):
@@ -39,7 +39,7 @@ def loss(tiny_model, word):
     return build_loss(word, tiny_model, scale=4.0, **options(word))
 
 
-@pytest.mark.parametrize("word", SINGLE)
+@pytest.mark.parametrize("word", LOSSES)
 class TestEveryLoss:
     def test_permuted_rows_and_columns_permute_the_gradients(self, loss, batch):
         rows, columns = torch.randperm(9), torch.randperm(14)
@@ -122,7 +122,7 @@ def test_targets_of_another_batch_are_refused(loss, batch, shape):
 
 
 @pytest.mark.parametrize(
-    "word", [pytest.param(word, marks=() if word in QUICK else pytest.mark.slow) for word in SINGLE]
+    "word", [pytest.param(word, marks=() if word in QUICK else pytest.mark.slow) for word in LOSSES]
 )
 def test_cached_equals_uncached(tiny_model, word):
     texts = [f"{a} {b}" for a in ("copy", "sort", "open") for b in ("a file", "a list", "a page of the web", "it")]

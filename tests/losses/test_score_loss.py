@@ -66,15 +66,10 @@ def test_every_kind_of_loss_reads_scores(model, kind):
     assert float(ScoreLoss(model, kind)(features(model), LABELS)) > 0
 
 
-@pytest.mark.parametrize(
-    ("loss", "options"),
-    [
-        *(("bixse", option) for option in ({"unlabelled": "base"}, {"dimensions": (4,)}, {"gradient_cache": True})),
-    ],
-)
-def test_losses_of_embeddings_and_options_that_are_not_read_are_refused(model, loss, options):
+@pytest.mark.parametrize("options", [{"dimensions": (4,)}, {"gradient_cache": True}])
+def test_options_that_are_not_read_are_refused(model, options):
     with pytest.raises(InputError):
-        ScoreLoss(model, loss, **options)
+        ScoreLoss(model, "bixse", **options)
 
 
 def test_other_models_and_labels_are_refused(tiny_model, model):

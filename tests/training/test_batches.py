@@ -11,13 +11,10 @@ from bixse.data.task_instructions import Instructions
 from bixse.encoders.embedding import embed_features, passes_by_length
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
 from bixse.losses import BiXSELoss
-from bixse.training.dry_run import plan_training
 from bixse.training.loop.batches import COUNTS, BatchPlan, DrawnGroup, GradedCollator, GroupDataset
-from bixse.training.loop.trainer import BASE_FOLDER, GradedTrainer, GradedTrainingArguments
-from bixse.training.loop.unlabelled import base_embeddings
+from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 
 def test_documents_per_query_below_one_is_refused(graded_pairs):
@@ -272,62 +269,3 @@ def test_a_router_takes_the_route_of_each_column_and_every_route_is_shortened_an
     batch = whole_batch(trainer_of(router_model, tmp_path, train_max_length=4))
     assert (batch["query_input_ids"].shape[1], batch["document_input_ids"].shape[1]) == (4, 4)
     assert (query.max_seq_length, document.max_seq_length) == (32, 6)
-
-
-BASE = {"loss_options": {"unlabelled": "base"}, "max_length": None, "dev": None}
-
-
-@pytest.fixture
-def trainer(graded_pairs, tiny_model_path, tmp_path):
-    model = build_encoder(tiny_model_path)
-    args = GradedTrainingArguments(
-        output_dir=str(tmp_path), per_device_train_batch_size=8, documents_per_query=3, max_steps=2, report_to="none"
-    )
-    made = GradedTrainer(model, args, graded_pairs, loss=BiXSELoss(model, unlabelled="base", unlabelled_weight=0.5))
-    made.add_base_targets()
-    return made
-
-
-def test_a_batch_brings_the_base_models_probability_of_every_entry(trainer):
-    cosines, relevance, batches = [], [], []
-    for batch, index in zip(trainer.global_batches(), trainer.plan.of_epoch(0), strict=True):
-        groups = [trainer.pairs.groups()[number] for _, number in index]
-        documents = trainer.model.tokenizer.batch_decode(batch[0][1]["input_ids"], skip_special_tokens=True)
-        texts = [[group.query for group in groups], documents]
-        q, d = (encode_texts(trainer.model, own, kind) for own, kind in zip(texts, ("query", "document"), strict=True))
-        targets = batch[1]
-        known = torch.zeros(targets.shape)
-        known[targets.rows, targets.columns] = targets.relevance
-        cosines.append((q @ d.T).ravel())
-        relevance.append(known.numpy().ravel())
-        batches.append((q @ d.T, targets))
-    scale, bias = fit_platt(np.concatenate(cosines), np.concatenate(relevance))
-    for cosine, targets in batches:
-        expected = 0.5 / (1 + np.exp(-(scale * cosine + bias)))
-        np.testing.assert_allclose(targets.unlabelled.curve.numpy(), [scale, bias, 0.5], rtol=1e-3)
-        probabilities = targets.unlabelled.block(slice(None), slice(None)).numpy()
-        np.testing.assert_allclose(probabilities, expected, rtol=2e-3, atol=1e-4)
-
-
-def test_an_interrupted_run_is_bit_equal(run_config, tmp_path, train_both_ways):
-    train_both_ways(run_config(**BASE))
-    assert not (tmp_path / "cut" / "checkpoints" / BASE_FOLDER).exists()
-
-
-def test_each_task_has_a_curve_of_its_own_also_with_instructions_without_a_default(train_toy, tasks_file, tmp_path):
-    table = tmp_path / "table.toml"
-    table.write_text('[tasks.short]\ninstructions = ["list"]\n[tasks.long]\ninstructions = ["find"]')
-    optimizer = {"global_batch_size": 4, "num_train_epochs": 1}
-    result = train_toy(pairs=tasks_file, instructions=table, **BASE, optimizer=optimizer)
-    assert len({entry["base_scale"] for entry in result.history if "base_scale" in entry}) == 2
-
-
-def test_embeddings_by_the_base_model_after_another_prompt_are_others_in_the_same_folder(tiny_model, tmp_path):
-    tables = [base_embeddings(tiny_model, PAIRS, tmp_path, lambda *of, p=p: p)[0] for p in (None, "sort ")]
-    assert not np.array_equal(*tables)
-
-
-def test_a_dry_run_embeds_a_sample_alone(run_config, tmp_path):
-    zero, base = (plan_training(run_config(**own), tmp_path / "out") for own in ({**BASE, "loss_options": {}}, BASE))
-    assert base.texts > zero.texts
-    assert not (tmp_path / "out").exists()

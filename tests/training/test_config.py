@@ -84,9 +84,6 @@ OF_TRANSFORMERS = [{"train_max_length": 16}, {"dropout": 0.1}, {"frozen_layers":
         *(({"model": "static:demo", **setting}, "for a static encoder") for setting in OF_TRANSFORMERS),
         *(({"frozen_layers": 1, **other}, "got frozen_layers and") for other in ({"lora": {}}, {"sharding": "full"})),
         *(({"max_distance": 0.1, **other}, "got max_distance and") for other in ({"lora": {}}, {"sharding": "full"})),
-        ({"optimizer": {"num_train_epochs": 1}, "regrade": {"judge": "http://x"}}, "got regrade with one epoch"),
-        ({"regrade": {"budget": 7}}, "judge"),
-        ({"regrade": {"judge": "http://x", "options": {"concurency": 3}}}, "concurency"),
     ],
 )
 def test_settings_that_do_not_fit_together(settings, fact):
@@ -103,13 +100,29 @@ def test_settings_that_came_later_do_not_change_a_run_without_them():
     assert (reranker["loss"], encoder["sharding"], sharded["sharding"]) == ("bce", None, "full")
 
 
+@pytest.mark.parametrize(
+    ("left", "value"),
+    [
+        ("regrade", None),
+        ("regrade", {"judge": "m", "budget": 7}),
+        ("loss_options.unlabelled", "base"),
+        ("loss_options.unlabelled_weight", 0.5),
+    ],
+)
+def test_setting_that_left_is_one_error_with_what_to_do_instead(left, value):
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.load(None, {"pairs": "p.csv", left: value})
+    (line,) = str(caught.value).splitlines()[1:]
+    assert f"{left}: got an unknown key" in line and "instead" in line
+
+
 def test_flags_override_the_file_and_leave_the_rest(tmp_path):
     text = "pairs: p.csv\nseed: 7\noptimizer:\n  num_train_epochs: 9\n  global_batch_size: 4\nlora:\nmerge: null\n"
-    path = yaml_file(tmp_path, f"{text}regrade: {{judge: m, ledger: answers}}\n")
+    path = yaml_file(tmp_path, f"{text}instructions: table.toml\n")
     config = TrainConfig.load(path, {"optimizer.num_train_epochs": 2, "seed": 8, "optimizer.learning_rate": "5e-5"})
     assert (config.seed, config.optimizer.num_train_epochs, config.optimizer.global_batch_size) == (8, 2, 4)
     assert config.optimizer.learning_rate == 5e-5  # a text to YAML 1.1
-    assert (config.lora, config.merge, config.regrade.ledger) == (None, None, tmp_path / "answers")
+    assert (config.lora, config.merge, config.instructions) == (None, None, tmp_path / "table.toml")
     config = TrainConfig.load(path, {"lora.rank": 3, "merge.weights": [0.5]})
     assert (config.lora.rank, config.merge.weights) == (3, (0.5,))
     assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.num_train_epochs": 1}).optimizer.num_train_epochs == 1

@@ -17,7 +17,6 @@ WITH_DEV, WITH_ADAPTERS, WITH_HEAD = "dev, merged", "lora, checkpointing, cached
 CASES = {
     "bixse": {},
     "mean": {"loss_options": LEARNED},
-    "base": {"loss_options": {"unlabelled": "base", "learn_scale": True}},
     "lengths": {"loss_options": LEARNED, "dimensions": [8]},
     "clipped": {"loss_options": LEARNED, "optimizer": CLIPPED},
     WITH_HEAD: {"optimizer": CLIPPED},
@@ -28,7 +27,7 @@ CASES = {
 }
 BOTH_WAYS = ("infonce, cached", "lambdaloss, accumulated", WITH_ADAPTERS, WITH_DEV)
 RUNS = [
-    *((name, "whole") for name in ("bixse", "mean", "base", "lengths", *BOTH_WAYS)),
+    *((name, "whole") for name in ("bixse", "mean", "lengths", *BOTH_WAYS)),
     *((name, "in parts") for name in ("clipped", WITH_HEAD, *BOTH_WAYS)),
 ]
 QUICK = [(WITH_DEV, "in parts")]

@@ -126,7 +126,7 @@ def test_every_loss_trains_and_the_head_of_the_base_model_is_not_kept(model, los
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["bixse-base", "infonce"])
+@pytest.mark.parametrize("loss", ["bixse", "infonce"])
 def test_lengths_share_the_head_that_they_learned(run_config, train_both_ways, loss):
     settings = run_config(dimensions=[8, 16], loss=loss)
     heads = ["model/relevance_head.json"] if loss.startswith("bixse") else []

@@ -35,7 +35,7 @@ def line(step, **more):
 def trained(tmp_path):
     """A run under way after two steps."""
     folder = tmp_path / "trained"
-    (folder / "regrade").mkdir(parents=True)
+    folder.mkdir()
     (folder / "log.jsonl").write_text(line(1, loss=float("nan")) + line(2) + '{"step": 3, "lo')
     record = {"command": "train", "status": "running", "config": {"optimizer": {"num_train_epochs": 2}}}
     (folder / "run.json").write_text(json.dumps(record))
@@ -69,7 +69,6 @@ def test_long_log_is_drawn_by_means_of_neighbours(trained):
 def test_damaged_record_leaves_the_curves(trained, open_server, record):
     browser = Browser(open_server(trained))
     (trained / "run.json").write_text(record)
-    (trained / "regrade" / "epoch-1.json").write_text("{")
     assert "Step 2" in browser.get("/training").text
 
 
@@ -91,14 +90,12 @@ def test_running_training_is_shown_as_it_is_now(trained, open_server):
     assert browser.get("/training/loss.svg").text != picture.text
 
 
-def test_finished_training_shows_merge_and_regrading(trained, open_server):
-    epoch = {"epoch": 1, "asked": 8, "graded": 7, "relevant": 2, "mean_relevance": 0.25, "usd": 0.5, "failure": None}
-    (trained / "regrade" / "epoch-1.json").write_text(json.dumps(epoch))
+def test_finished_training_shows_its_merge(trained, open_server):
     results = {"merge": MERGE, "best_step": 2}
     (trained / "run.json").write_text(json.dumps({"status": "finished", "results": results}))
     browser = Browser(open_server(trained))
     html = browser.get("/training").text
-    assert "hx-get" not in html and "[−0.030, −0.010]" in html and "0.5000" in html and "Step 2: finished" in html
+    assert "hx-get" not in html and "[−0.030, −0.010]" in html and "Step 2: finished" in html
     page = Page(html)
     page.check_served()
     assert "<b>dev" in page.text and "Dev has not chosen it (7 queries; at least 40)" in page.text

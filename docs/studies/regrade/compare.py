@@ -2,22 +2,24 @@
 
     python docs/studies/regrade/compare.py --out runs/regrade --seeds 0 1 2
 
-Three ways to train on the half that is left: as it is; with `regrade`, the held-back grades as its judge; and with all
-grades from the start. `found.csv` says how many of the asked pairs have a held-back grade, and how many are relevant by
-it, against random entries and the nearest ones of the base model; `figures.csv` what the training reaches. A run that
-is there is not made again.
+Three ways to train on the half that is left: as it is; with `Regrading`, the held-back grades as its judge; and with
+all grades from the start. `found.csv` says how many of the asked pairs have a held-back grade, and how many are
+relevant by it, against random entries and the nearest ones of the base model; `figures.csv` what the training reaches.
+A run that is there is not made again.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from regrading import ASKED, Regrading
 
-from bixse.data.collection import Collection, save_collection
+from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
@@ -27,9 +29,10 @@ from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.files.parquet import read_table
 from bixse.lab.studies.study import crossed_interval
+from bixse.training import setup
 from bixse.training.config import TrainConfig
+from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
 
 if TYPE_CHECKING:
@@ -37,11 +40,11 @@ if TYPE_CHECKING:
 
 ARMS = ("half", "half, regraded", "all")
 SPLITS = ("dev", "test")
-EPOCHS, BUDGET, LENGTH = 3, 300, 64
+EPOCHS, LENGTH = 3, 64
 
 
 def lay_out(folder: Path) -> None:
-    """The collection, half of the grades, all of them, and the qrels that the judge answers by."""
+    """The collection, half of the grades, and all of them."""
     whole = load_pydocs()
     save_collection(whole, folder / "pydocs")
     pairs = GradedPairs.from_collection(whole, "train", PYDOCS_SCALE)
@@ -53,11 +56,6 @@ def lay_out(folder: Path) -> None:
         rows = groups.rows(number)
         held_back[generator.permutation(rows)[: len(rows) // 2]] = True
     save_graded_pairs(pairs.select(~held_back), folder / "half.parquet")
-    answers: dict[str, dict[str, float]] = {}
-    for query, document, grade in zip(pairs.query_ids, pairs.document_ids, pairs.extra["grade"], strict=True):
-        answers.setdefault(query, {})[document] = grade
-    judge = Collection("judge", whole.corpus, {query: whole.queries[query] for query in answers}, {"held": answers})
-    save_collection(judge, folder / "judge")
 
 
 def settings(arm: str, seed: int, folder: Path) -> TrainConfig:
@@ -70,21 +68,21 @@ def settings(arm: str, seed: int, folder: Path) -> TrainConfig:
         "merge": {"weights": [0.5], "keep_tuned": True},
         "optimizer": {"num_train_epochs": EPOCHS, "documents_per_query": 3},
     }
-    if arm == "half, regraded":
-        given["regrade"] = {
-            "judge": f"replay:qrels:{folder / 'judge' / 'qrels' / 'held.tsv'}",
-            "budget": BUDGET,
-            "options": {"scale": (PYDOCS_SCALE.minimum, PYDOCS_SCALE.maximum)},
-        }
     return TrainConfig.model_validate(given)
+
+
+def held_grades(folder: Path) -> tuple[GradedPairs, dict[tuple[str, str], float]]:
+    """The half, and the grades of the other half by ids."""
+    pairs, every = (load_graded_pairs(folder / f"{name}.parquet") for name in ("half", "all"))
+    known = set(zip(pairs.query_ids, pairs.document_ids, strict=True))
+    grades = dict(zip(zip(every.query_ids, every.document_ids, strict=True), every.relevance.tolist(), strict=True))
+    return pairs, {pair: grade for pair, grade in grades.items() if pair not in known}
 
 
 def found(out: Path, folder: Path) -> list[dict[str, Any]]:
     """Of the pairs that were asked after each epoch, and of as many chosen otherwise: answered, and relevant."""
-    pairs, every = (load_graded_pairs(folder / f"{name}.parquet") for name in ("half", "all"))
+    pairs, held = held_grades(folder)
     known = set(zip(pairs.query_ids, pairs.document_ids, strict=True))
-    grades = dict(zip(zip(every.query_ids, every.document_ids, strict=True), every.relevance, strict=True))
-    held = {pair: grade for pair, grade in grades.items() if pair not in known}
     first = {"query": pairs.distinct("query"), "document": pairs.distinct("document")}
     names = {kind: [getattr(pairs, f"{kind}_ids")[row] for row in rows] for kind, rows in first.items()}
     entries = len(names["query"]) * len(names["document"]) - len(known)
@@ -99,9 +97,8 @@ def found(out: Path, folder: Path) -> list[dict[str, Any]]:
         if (pair := (names["query"][place // len(documents)], names["document"][place % len(documents)])) not in known
     )
     table = []
-    for epoch in range(1, EPOCHS):
-        rows = read_table(out / "regrade" / f"epoch-{epoch}.asked.parquet").to_pydict()
-        asked = list(zip(rows["query_id"], rows["document_id"], strict=True))
+    for epoch, pairs_asked in enumerate(json.loads((out / ASKED).read_text(encoding="utf-8")), start=1):
+        asked = [(query, document) for query, document in pairs_asked]
         same = [next(nearest) for _ in asked]
         for way, chosen in (("likely false negatives", asked), ("nearest by the base model", same)):
             answers = [held[pair] for pair in chosen if pair in held]
@@ -144,11 +141,14 @@ def main() -> None:
     data = args.out / "data"
     if not data.is_dir():
         lay_out(data)
+    trainers = {"half, regraded": Regrading}
+    Regrading.judge = held_grades(data)[1]
     figures: dict[tuple[str, str, str], list[Mapping[str, float]]] = {}
     asked = []
     for seed in args.seeds:
         for arm in ARMS:
             out = args.out / f"{arm.replace(', ', '-')}-{seed}"
+            setup.GradedTrainer = trainers.get(arm, GradedTrainer)
             train(settings(arm, seed, data), out)
             if arm == "half, regraded":
                 asked += [{"seed": seed, **row} for row in found(out, data)]

@@ -4,9 +4,8 @@
 
 DATA holds what ../nfcorpus/prepare.py wrote, and next to it `train.jsonl` and `collection` of `bixse quickstart`.
 The words are the training set (nfcorpus, pydocs, a key of MIXTURES, or another YAML file), the passes, an arm, and the
-seed. An arm is a
-target of unlabelled entries (zero, base, half, or a variant of variants.py), a key of SETTINGS, a loss of left.py or
-of bixse, or "then-LOSS": the model that was trained with `zero` is trained on with that loss, for as many passes again.
+seed. An arm is `zero`, a word of VARIANTS, a key of SETTINGS, a loss of left.py or of bixse, or "then-LOSS": the model
+that was trained with `zero` is trained on with that loss, for as many passes again.
 What is there is not done again.
 """
 
@@ -38,10 +37,8 @@ MIXTURES = {
 """Training set -> pairs beyond those of NFCorpus, a third of their queries per pass; the rest is nfcorpus.yaml."""
 LEFT = ("spread-out", "cadet", "wasserstein", "wasserstein-6")
 """Losses of left.py."""
-VARIANTS = ("prior", "graded", "merged", "tuned", "bias-per-batch")
-ZERO = {"unlabelled": "zero"}
-OPTIONS = {"zero": ZERO, "bias-per-batch": ZERO, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
-"""Target of unlabelled entries -> options of the loss; any other target is made from the base model's probability."""
+VARIANTS = ("base", "half", "prior", "graded", "merged", "tuned", "bias-per-batch")
+"""Targets of unlabelled entries, and a bias, of variants.py."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "frozen": {"frozen_layers": 0},
     "frozen-3": {"frozen_layers": 3},
@@ -108,8 +105,6 @@ def train_cell(
         settings |= {**SETTINGS[arm], "optimizer": optimizer}
     elif (loss := arm.removeprefix(THEN)) in LOSSES:
         settings["loss"] = loss
-    else:
-        settings["loss_options"] = OPTIONS.get(arm, {"unlabelled": "base"})
     config = data / f"{cell.name}.yaml"  # its paths are taken from its folder
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     train(arm, "--config", config, "--seed", seed, "--out", cell)
@@ -141,7 +136,7 @@ def main() -> None:
     parser.add_argument("--as-trained", action="store_true", help="do not merge with the base model")
     parser.add_argument("train_on", help="nfcorpus, pydocs, both, titles, or a YAML file")
     parser.add_argument("passes", type=int)
-    arms = {*OPTIONS, "base", *VARIANTS, *SETTINGS, *LOSSES, *(THEN + name for name in LOSSES)}
+    arms = {"zero", *VARIANTS, *SETTINGS, *LOSSES, *(THEN + name for name in LOSSES)}
     parser.add_argument("arm", choices=sorted(arms))
     parser.add_argument("seed", type=int)
     args = parser.parse_args()

@@ -1,97 +1,67 @@
 """Train with another target of unlabelled entries, or another bias: `bixse train`, with one piece replaced.
 
-    python docs/studies/unlabelled/variants.py prior --config data/pydocs-1-prior-0.yaml --out runs/pydocs-1-prior-0
+    python docs/studies/unlabelled/variants.py base --config data/pydocs-1-base-0.yaml --out runs/pydocs-1-base-0
 
-The first word is a key of VARIANTS, the others are those of `bixse train`. `merged` and `tuned` take the model that was
-trained with `base` and the same seed (its folder is next to --out) for their teacher. measure.py calls this.
+The first word is one of VARIANTS, the others are those of `bixse train`, in one process. `merged` and `tuned` take the
+model that was trained with `base` and the same seed (its folder is next to --out) for their teacher. measure.py calls
+this. Version 1.0.0rc1 has `base` and `half` as settings, for many tasks and processes, and computes p in blocks.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 
 from bixse.cli.main import main
-from bixse.losses.bixse import BiXSELoss
-from bixse.losses.targets import BaseProbability, GradedTargets
-from bixse.training.loop import batches, trainer
-from bixse.training.loop.unlabelled import BaseTargets, KnownEntries
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.platt import fit_platt
+from bixse.losses import GradedTargets
+from bixse.training import setup
+from bixse.training.loop.trainer import GradedTrainer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch import Tensor
-
-GRADED_WEIGHT = 0.3
-"""Weight of the base model's probability in the target of a graded entry, for `graded`."""
+VARIANTS = ("base", "half", "prior", "graded", "merged", "tuned", "bias-per-batch")
+"""All of the probability, half of it, only above the prior, graded entries too, two teachers, a bias fitted anew."""
 
 
-def only_above_the_prior() -> None:
-    """Give an entry 0 unless its probability is above the mean relevance of an entry."""
-    prior = 0.0
-    fit, block = BaseTargets.fit, BaseProbability.block
+class Variant(GradedTrainer):
+    """Give an entry without a grade the probability p = sigmoid(a cos + b) by the model before training."""
 
-    def fit_and_count(self: BaseTargets, entries: Iterable[KnownEntries]) -> None:
-        nonlocal prior
-        known = list(entries)
-        fit(self, known)
-        dense = [batch.targets.dense() for batch in known]
-        prior = sum(float(z[counts > 0].sum()) for z, counts in dense) / sum(int((n > 0).sum()) for _, n in dense)
+    def train(self, *args, **kwargs):
+        self.compute, self.loss.compute_loss_from_embeddings = self.loss.compute_loss_from_embeddings, self.replaced
+        if sys.argv[1] != "bias-per-batch":
+            out, pairs, model = Path(self.args.output_dir).parent, self.pairs, self.model
+            if sys.argv[1] in ("merged", "tuned"):
+                folder = out.with_name(out.name.replace(sys.argv[1], "base")) / sys.argv[1].replace("merged", "model")
+                model = SentenceTransformer(str(folder))
+            rows = {"query": pairs.groups().first_rows, "document": pairs.distinct("document")}
+            self.base = [torch.from_numpy(encode_texts(model, pairs.texts(kind, rows[kind]), kind)) for kind in rows]
+            cosines, relevance = [], []
+            for batch in self._loader(self.plan.of_epoch(0), self.data_collator):
+                cosines.append(self.base[0][batch["numbers"][0]] @ self.base[1][batch["numbers"][1]].T)
+                relevance.append(GradedTargets.from_tensors(batch["label"], cosines[-1].shape).dense()[0])
+            x, z = (torch.cat([part.flatten() for part in parts]).numpy() for parts in (cosines, relevance))
+            self.curve, self.prior = fit_platt(x, z), float(np.mean(z))
+        return super().train(*args, **kwargs)
 
-    def above(self: BaseProbability, rows: slice, columns: slice) -> Tensor:
-        p = block(self, rows, columns)
-        return p.where(p > prior, 0.0)
+    def training_step(self, model, inputs, *args, **kwargs):
+        self.numbers = [part.cpu() for part in inputs["numbers"]]
+        return super().training_step(model, inputs, *args, **kwargs)
 
-    BaseTargets.fit, BaseProbability.block = fit_and_count, above
+    def replaced(self, queries, documents, targets):
+        if sys.argv[1] == "bias-per-batch":  # then no gradient moves all cosines of a batch together
+            self.loss.bias_is_set.fill_(False)
+            return self.compute(queries, documents, targets)
+        q, d = (table[numbers].to(queries.device) for table, numbers in zip(self.base, self.numbers, strict=True))
+        p = (0.5 if sys.argv[1] == "half" else 1.0) * torch.sigmoid(self.curve[0] * q @ d.T + self.curve[1])
+        mixed = 0.3 * p[targets.rows, targets.columns] if sys.argv[1] == "graded" else 0.0
+        p = p.where(p > self.prior, 0.0) if sys.argv[1] == "prior" else p
+        p[targets.rows, targets.columns] = (0.7 if sys.argv[1] == "graded" else 1.0) * targets.relevance + mixed
+        rows, columns = torch.ones_like(p).nonzero(as_tuple=True)
+        return self.compute(queries, documents, GradedTargets(rows, columns, p.flatten(), targets.shape))
 
-
-def graded_entries_too() -> None:
-    """Mix the base model's probability into the relevance of graded entries."""
-
-    def mixed(targets: GradedTargets, unlabelled: BaseProbability) -> GradedTargets:
-        p = unlabelled.block(slice(None), slice(None))[targets.rows, targets.columns]
-        relevance = (1 - GRADED_WEIGHT) * targets.relevance + GRADED_WEIGHT * p
-        return dataclasses.replace(targets, unlabelled=unlabelled, relevance=relevance)
-
-    batches.replace = mixed
-
-
-def teacher(folder: str) -> None:
-    """Take a trained model for the base model: self-training."""
-    out = Path(sys.argv[sys.argv.index("--out") + 1])
-    path = out.with_name(out.name.replace(sys.argv[1], "base")) / folder
-    embed = trainer.base_embeddings
-
-    def by_teacher(_: SentenceTransformer, *rest: Any) -> Any:
-        return embed(SentenceTransformer(str(path)), *rest)
-
-    trainer.base_embeddings = by_teacher
-
-
-def bias_of_each_batch() -> None:
-    """Fit the bias to each batch, and do not learn it: then no gradient moves all cosines of a batch together."""
-    compute = BiXSELoss.compute_loss_from_embeddings
-
-    def fitted(self: BiXSELoss, *batch: Any) -> Tensor:
-        self.bias_is_set.fill_(False)
-        return compute(self, *batch)
-
-    BiXSELoss.compute_loss_from_embeddings = fitted
-
-
-VARIANTS: dict[str, Callable[[], None]] = {
-    "prior": only_above_the_prior,
-    "graded": graded_entries_too,
-    "merged": partial(teacher, "model"),
-    "tuned": partial(teacher, "tuned"),
-    "bias-per-batch": bias_of_each_batch,
-}
 
 if __name__ == "__main__":
-    VARIANTS[sys.argv[1]]()
+    setup.GradedTrainer = Variant
     sys.exit(main(["train", *sys.argv[2:]]))

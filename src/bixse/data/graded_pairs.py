@@ -331,24 +331,6 @@ class GradedPairs:
             table = table.append_column(field, array) if at is None else table.set_column(at, field, array)
         return GradedPairs(Spool(without_empty_columns(checked(table)), self._spooled.mapping))
 
-    def with_grades(
-        self, query_rows: NDArray[Any], document_rows: NDArray[Any], relevance: NDArray[np.float64]
-    ) -> GradedPairs:
-        """Append P pairs: the query of one row with the document of another row, and their relevance.
-
-        Numbers of queries, documents and groups do not change.
-        """
-        rows_of = {"query": query_rows, "query_id": query_rows, "task": query_rows}
-        rows_of |= {"document": document_rows, "document_id": document_rows}
-        columns = {
-            name: self.table[name].take(pa.array(rows_of[name], pa.int64()))
-            for name in self.table.column_names
-            if name in rows_of
-        }
-        added = pa.table({**columns, "relevance": relevance})
-        more = checked(with_columns_of(added, self.table.column_names))
-        return GradedPairs(Spool(pa.concat_tables([self.table, more]), self._spooled.mapping))
-
     def to_arrow(self) -> pa.Table:
         """Return the table with ids, in blocks of rows."""
         return pa.concat_tables(self.blocks()) if len(self) else self.table

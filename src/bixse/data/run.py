@@ -134,7 +134,11 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(earlier)
 
 
-LEFT: Mapping[str, Any] = {}
+LEFT: Mapping[str, Any] = {
+    "regrade": None,
+    "unlabelled": "zero",
+    "unlabelled_weight": 1.0,
+}
 """Setting that an earlier version had -> the default it had. A record that holds the default is of the same run."""
 LAST_VERSION = "1.0.0rc1"
 """The last version that has the settings in `LEFT`."""
@@ -146,7 +150,7 @@ def _changes(earlier: Mapping[str, Any], record: Run) -> str:
     before = _identity(earlier["config"], earlier["inputs"], record.paths)
     now = _identity(record.config, record.inputs, record.paths)
     (old, new), (read_before, read_now) = ((before[part], now[part]) for part in ("config", "inputs"))
-    left = {name: name.rpartition(".")[2] for name in old.keys() - new.keys() if name.rpartition(".")[2] in LEFT}
+    left = {name: part for name in old.keys() - new.keys() for part in name.split(".") if part in LEFT}
     old = {name: value for name, value in old.items() if name not in left or value != LEFT[left[name]]}
     words = [
         f"{name} (was {_shown(old, name)}, "

@@ -124,11 +124,8 @@ def _add_weights(digest: Any, model: torch.nn.Module, portable: bool = False) ->
             digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
 
 
-def embeddings_key(model: SentenceTransformer, portable: bool = False, prompts: Sequence[str | None] = ()) -> str:
-    """Hash everything that a document's embedding depends on, but not its text; `portable` leaves out the precision.
-
-    `prompts` replace the prompt of documents.
-    """
+def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
+    """Hash everything that a document's embedding depends on, but not its text; `portable` leaves out the precision."""
     digest = hashlib.sha256()
     _add_weights(digest, model, portable)
     for module in parts_of(model):
@@ -140,7 +137,7 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False, prompts: 
         digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
         digest.update(repr(getattr(module, "max_seq_length", None)).encode())
     in_bf16 = not portable and resolve_precision(device=model.device) == "bfloat16"
-    digest.update(repr((prompts or prompt_for(model, "document"), model.truncate_dim, in_bf16)).encode())
+    digest.update(repr((prompt_for(model, "document"), model.truncate_dim, in_bf16)).encode())
     return digest.hexdigest()[:32]
 
 

@@ -242,8 +242,7 @@ def grade(
         IncompleteError: some shards failed twice, the others are kept.
         InterruptedRunError: stopped by Ctrl-C or SIGTERM. The answers so far are kept, and the tables are written.
     """
-    # a caller with pairs in memory chooses the process that grades: training uses its first process
-    engine = config.engine.chosen_engine() if pairs is None else Engine()
+    engine = config.engine.chosen_engine() if pairs is None else Engine()  # pairs in memory are graded here
     job, record = open_grading(config, judge, out, pairs)
     check_folder(job.ledger)
     record.save("running")  # before any other file, since other ranks look for the record

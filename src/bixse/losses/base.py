@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,9 @@ from bixse.losses.catalogue import LossOptions
 from bixse.losses.targets import GradedTargets, mean_grades
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from sentence_transformers import SentenceTransformer
-
-
-class BaseUse(NamedTuple):
-    """The part that the model before training has in a loss."""
-
-    weight: float
-    """Factor of its probabilities as targets of unlabelled entries, 0 to 1; 0 takes its embeddings alone."""
-    as_trained: bool = False
-    """It reads as many tokens as training does; False: as many as when it encodes."""
 
 
 class GradedLoss(nn.Module, ABC):
@@ -65,8 +56,6 @@ class GradedLoss(nn.Module, ABC):
         self.denominator = torch.zeros(())
         """Divisor of the last batch's sum on this rank, detached; 0 for an empty batch."""
         self._has_compared = False  # documents of one query, in any batch so far
-        self.observer: Callable[[Tensor, Tensor, GradedTargets], None] | None = None
-        """Receives the inputs of the loss: (B, D) queries, (N, D) documents and their targets."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | Mapping[str, Tensor] | None) -> Tensor:
         """Return the loss of one batch: the first feature set holds the queries, the others documents."""
@@ -96,8 +85,6 @@ class GradedLoss(nn.Module, ABC):
                 chosen = all_gather_rows(chosen, -(-len(order) // world_size()))[order]
             targets = self.masked(queries.detach(), chosen.detach(), targets)
             loss = self.compute_loss_from_embeddings(queries, chosen, targets)
-            if self.observer is not None:  # after the loss, as the first batch sets the bias
-                self.observer(queries.detach(), chosen.detach(), targets)
             loss = loss * global_mean_weight(self.denominator).to(loss)  # denominators differ between processes
             if is_sharded(self.model):  # every process runs backward through all its passes, as each gathers weights
                 loss = loss + 0.0 * sum(part.to(loss).sum() for part in embedded)
@@ -160,15 +147,6 @@ class GradedLoss(nn.Module, ABC):
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
         return embed_features(self.model, features, self.options.mini_batch_size, self.options.gradient_cache)
 
-    def logits(self, cosines: Tensor) -> Tensor:
-        """Return the logits of cosines, without gradients."""
-        return self.options.scale * cosines
-
-    @property
-    def base_use(self) -> BaseUse | None:
-        """The use of the model before training; None if the loss does not need it."""
-        return None
-
     @property
     def with_head(self) -> GradedLoss:
         """The loss that learns scale and bias: this one, or the loss inside it."""
@@ -178,11 +156,6 @@ class GradedLoss(nn.Module, ABC):
     def positive_from(self) -> float | None:
         """The lowest relevance of a relevant document; None: any above 0."""
         return None
-
-    @property
-    def assumes_zeros(self) -> bool:
-        """Return True if unlabelled entries count as irrelevant."""
-        return True
 
     @property
     def requires(self) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bixse.errors import InputError
-from bixse.losses.base import BaseUse, GradedLoss
+from bixse.losses.base import GradedLoss
 from bixse.losses.catalogue import LossOptions
 from bixse.losses.tiles.bce import Reduction, graded_bce
 from bixse.losses.tiles.products import mean_logits, mean_of_all, mean_target
@@ -38,20 +37,19 @@ class BiXSEOptions(LossOptions):
     """"query" divides by B (the paper's sum), "mean" by the number of entries."""
     positive_from: float | None = Field(default=None, gt=0, le=1)
     """Lowest relevance that counts as 1; all below counts as 0 (the paper's ablation). None keeps the grades."""
-    unlabelled: Literal["zero", "base"] = "zero"
-    """Target of unlabelled entries: "zero" (the paper's), or "base": the probability of relevance by the model before
-    training. "base" keeps the model unchanged on unlabelled entries. `bixse train` and `GradedTrainer` compute it."""
-    unlabelled_weight: float = Field(default=1.0, ge=0, le=1)
-    """Factor of the "base" probabilities, 0 to 1; 0 gives "zero"."""
+
+    renamed: ClassVar = dict.fromkeys(
+        ("unlabelled", "unlabelled_weight"), "leave it out; instead, merging with the base model keeps what it knew"
+    )
 
 
 class BiXSELoss(GradedLoss):
     """Pointwise sigmoid loss against graded relevance, every other document of the batch a negative.
 
     L = -(1/B) sum_ij [ z_ij log sigma(s_ij) + (1 - z_ij) log sigma(-s_ij) ], s_ij = alpha cos(q_i, d_j) + beta (BiXSE
-    paper, equation 2). z_ij of an unlabelled entry is 0, or the base model's probability (`unlabelled="base"`). alpha
-    is the logit scale, fixed unless `learn_scale`; beta is the logit bias, learned at a much higher rate than the
-    encoder (`GradedTrainer` sets that rate). The loss is computed tile by tile: the B x N matrix is never kept.
+    paper, equation 2). z_ij of an unlabelled entry is 0. alpha is the logit scale, fixed unless `learn_scale`; beta is
+    the logit bias, learned at a much higher rate than the encoder (`GradedTrainer` sets that rate). The loss is
+    computed tile by tile: the B x N matrix is never kept.
     `BiXSEOptions` lists the keywords.
 
     Example:
@@ -88,20 +86,14 @@ class BiXSELoss(GradedLoss):
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
 
     @property
-    def base_use(self) -> BaseUse | None:
-        return BaseUse(self.options.unlabelled_weight) if self.options.unlabelled == "base" else None
-
-    @property
     def positive_from(self) -> float | None:
         return self.options.positive_from
-
-    def logits(self, cosines: Tensor) -> Tensor:
-        return self.logit_scale.detach() * cosines + self.logit_bias.detach()
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """Return the loss; the first call sets the bias."""
         targets.check_fits("loss", queries, documents)
-        targets = self._targets(targets)
+        if self.options.positive_from is not None:
+            targets = targets.binarised(self.options.positive_from)
         bias: Tensor = self.logit_bias
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
@@ -111,16 +103,6 @@ class BiXSELoss(GradedLoss):
         self._note(targets, mean_logits(queries, documents, targets, self.logit_scale, self.logit_bias))
         reduction, products = self.options.reduction, self.options.products
         return graded_bce(queries, documents, targets, self.logit_scale, bias, reduction, products=products)
-
-    def _targets(self, targets: GradedTargets) -> GradedTargets:
-        if self.options.unlabelled == "base" and targets.unlabelled is None and self.model.training:
-            raise InputError(
-                "unlabelled: got base for a batch without embeddings of the base model; expected embeddings, which "
-                "GradedTrainer adds; fix: train with GradedTrainer or `bixse train`, or unlabelled: zero"
-            )
-        if self.options.positive_from is not None:
-            return targets.binarised(self.options.positive_from)
-        return targets
 
     @torch.no_grad()
     def _note(self, targets: GradedTargets, means: tuple[Tensor, Tensor]) -> None:
@@ -132,8 +114,6 @@ class BiXSELoss(GradedLoss):
             "mean_logit_irrelevant": means[1],
             "mean_target": mean_target(targets),
         }
-        if targets.unlabelled is not None:
-            self.statistics |= zip(("base_scale", "base_bias"), targets.unlabelled.curve[:2].clone(), strict=True)
         self.denominator = means[0].new_full((), targets.shape[0], dtype=torch.float32)
         if self.options.reduction == "mean":
             self.denominator = targets.number_counted().float()

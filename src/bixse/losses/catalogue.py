@@ -55,7 +55,6 @@ LOSSES: dict[str, LossEntry] = {
     "bixse": LossEntry("BiXSELoss"),
     "bixse-without-bias": LossEntry("BiXSELoss", {"bias": 0.0, "learn_bias": False}),
     "bixse-binarised": LossEntry("BiXSELoss", {"positive_from": 0.5}),
-    "bixse-base": LossEntry("BiXSELoss", {"unlabelled": "base"}),
     "infonce": LossEntry("InfoNCELoss"),
     "infonce-masked": LossEntry("InfoNCELoss", {"false_negative_margin": 0.1}),
     "infonce-hard": LossEntry("InfoNCELoss", {"hardness": 9.0}),
@@ -70,7 +69,7 @@ LOSSES: dict[str, LossEntry] = {
 }
 
 
-LOSSES_THAT_LEFT = ("anchor", "bixse-anchor", "cadet", "spread-out", "wasserstein")
+LOSSES_THAT_LEFT = ("anchor", "bixse-anchor", "bixse-base", "cadet", "spread-out", "wasserstein")
 
 
 def build_loss(word: str, model: SentenceTransformer, dimensions: Sequence[int] = (), **options: Any) -> GradedLoss:
@@ -92,8 +91,8 @@ def instead_of(loss: object, known: Iterable[str]) -> str:
     if isinstance(loss, str) and loss not in LOSSES_THAT_LEFT:
         return did_you_mean(loss, known)
     return (
-        "name one loss, for example bixse; sums of losses, anchor, spread-out, cadet and wasserstein gained no more "
-        "and left after 1.0.0rc1 (docs/studies/unlabelled/left.py has the last three)"
+        "name one loss, for example bixse; sums of losses, anchor, bixse-base, spread-out, cadet and wasserstein "
+        "gained no more and left after 1.0.0rc1 (scripts in docs/studies/unlabelled train with some of them)"
     )
 
 

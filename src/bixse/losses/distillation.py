@@ -22,10 +22,6 @@ class DistillationLoss(RowWiseLoss):
     """The base of the losses on a query's graded documents alone, whose relevance is a teacher's score."""
 
     @property
-    def assumes_zeros(self) -> bool:
-        return False
-
-    @property
     def requires(self) -> str:
         return "two graded documents"
 

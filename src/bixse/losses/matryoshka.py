@@ -62,10 +62,7 @@ class MatryoshkaLoss(GradedLoss):
         return targets
 
     with_head: Any = property(attrgetter("loss"))
-    logits: Any = property(attrgetter("loss.logits"))
-    base_use: Any = property(attrgetter("loss.base_use"))
     positive_from: Any = property(attrgetter("loss.positive_from"))
-    assumes_zeros: Any = property(attrgetter("loss.assumes_zeros"))
     requires: Any = property(attrgetter("loss.requires"))
     is_informative: Any = property(attrgetter("loss.is_informative"))
 

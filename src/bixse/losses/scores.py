@@ -35,7 +35,7 @@ class ScoreLoss(nn.Module):
     Every other document of the batch is a negative. Labels are (B,) or (B, K) relevance in [0, 1], or the tensors of
     `GradedTargets` that `GradedTrainer` collates, as `bixse train --kind late-interaction` does. `loss` is a name of
     `LOSSES`, `options` are those of `build_loss`. With bixse, `SaveRelevanceHead` saves scale and bias. Raises
-    ModelError for another model, InputError for labels that do not fit or a loss that needs the base model.
+    ModelError for another model, InputError for labels that do not fit.
 
     Example:
         ::
@@ -73,15 +73,10 @@ class ScoreLoss(nn.Module):
             )
         # float32: on a GPU the products would round the scores themselves to bf16
         self.loss: GradedLoss = build_loss(loss, nn.Identity(), **{"products": "float32", **options})  # type: ignore[arg-type]
-        if self.loss.base_use is not None:
-            raise InputError(
-                f"loss: got {loss}, which needs embeddings of the base model; expected a loss that reads only scores; "
-                "fix: leave `unlabelled: base` out"
-            )
         if isinstance(model, MultiVectorEncoder):
             model.similarity_fn_name = "meanmaxsim"
         # attributes that a trainer and its checks read from a loss
-        self.options, self.base_use = self.loss.options, None
+        self.options = self.loss.options
         self.requires, self.learned_otherwise = self.loss.requires, self.loss.learned_otherwise
         self.is_informative = self.loss.is_informative
 

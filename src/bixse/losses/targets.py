@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 ENTRIES_SAMPLED = 2**22
-"""Maximum number of entries for the start of the bias and the mean target: 16 MB of cosines."""
-BASE_TENSORS = ("base_queries", "base_documents", "base_curve")
-"""Names of the parts of a `BaseProbability` among the tensors of a batch."""
+"""Maximum number of entries for the start of the bias: 16 MB of cosines."""
 
 
 def mean_grades(labels: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hashable, dict[Hashable, float]]:
@@ -37,35 +35,8 @@ def mean_grades(labels: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hash
 
 
 @dataclass(frozen=True)
-class BaseProbability:
-    """The relevance of unlabelled entries: the base model's calibrated probability, times a weight.
-
-    p_ij = weight * sigma(scale * cos0_ij + bias), with cos0 the cosine of the base model. Only the factors are kept, so
-    that the (B, N) matrix is made one block at a time.
-    """
-
-    queries: Tensor
-    """(B, D0) embeddings by the base model, L2-normalised."""
-    documents: Tensor
-    """(N, D0) embeddings by the base model, L2-normalised."""
-    curve: Tensor
-    """(3,) scale, bias and weight."""
-
-    def block(self, rows: slice, columns: slice) -> Tensor:
-        """Return p of some queries and documents, (R, C) float32."""
-        scale, bias, weight = self.curve.unbind()
-        logits = torch.addmm(bias, self.queries[rows] * scale, self.documents[columns].T)
-        if weight.device.type == "cpu" and float(weight) == 1.0:  # reading it from a GPU would make the CPU wait
-            return logits.sigmoid_()
-        return logits.sigmoid_().mul_(weight)
-
-    def of_queries(self, rows: slice) -> BaseProbability:
-        return replace(self, queries=self.queries[rows])
-
-
-@dataclass(frozen=True)
 class GradedTargets:
-    """The known relevance of the (B, N) entries of one batch; an unlisted entry is 0, or given by `unlabelled`.
+    """The known relevance of the (B, N) entries of one batch; an unlisted entry is 0.
 
     Example:
         >>> targets = GradedTargets.from_ids(["q1", "q2"], ["d1", "d2"], {"q1": {"d1": 1.0}, "q2": {"d1": 0.5}})
@@ -81,8 +52,6 @@ class GradedTargets:
     """(M,) float in [0, 1]; NaN marks a masked entry, which is neither relevant nor irrelevant."""
     shape: tuple[int, int]
     """(B, N)."""
-    unlabelled: BaseProbability | None = None
-    """Relevance of the unlisted entries; None: 0."""
 
     @classmethod
     def from_entries(
@@ -143,16 +112,11 @@ class GradedTargets:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> GradedTargets:
         """Return the targets that gave these `tensors`, on their present device; nothing is checked again."""
-        base = [tensors[name] for name in BASE_TENSORS if name in tensors]
-        unlabelled = BaseProbability(*base) if base else None
-        return cls(tensors["rows"], tensors["columns"], tensors["relevance"], shape, unlabelled)
+        return cls(tensors["rows"], tensors["columns"], tensors["relevance"], shape)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, as a batch carries them to any device."""
-        tensors = {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
-        base = self.unlabelled
-        parts = () if base is None else (base.queries, base.documents, base.curve)
-        return tensors | dict(zip(BASE_TENSORS, parts, strict=False))
+        return {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
 
     def number_counted(self) -> Tensor:
         """Return the number of entries that are not masked."""
@@ -183,8 +147,7 @@ class GradedTargets:
         """Return the targets of queries 0, stride, 2 stride, ... against all documents."""
         listed = self.rows % stride == 0
         shape = (-(-self.shape[0] // stride), self.shape[1])
-        base = None if self.unlabelled is None else self.unlabelled.of_queries(slice(None, None, stride))
-        return GradedTargets(self.rows[listed] // stride, self.columns[listed], self.relevance[listed], shape, base)
+        return GradedTargets(self.rows[listed] // stride, self.columns[listed], self.relevance[listed], shape)
 
     def binarised(self, threshold: float) -> GradedTargets:
         """Return the targets with relevance 1[z >= threshold], compared in float32; masked entries stay masked."""
@@ -227,14 +190,11 @@ class GradedTargets:
         for start, low, high in zip(starts, cuts[:-1], cuts[1:], strict=True):
             block = slice(start, min(start + rows, self.shape[0]))
             row, column, relevance = (part[low:high] for part in known)
-            base = None if self.unlabelled is None else self.unlabelled.of_queries(block)
-            yield block, GradedTargets(row - start, column, relevance, (block.stop - start, self.shape[1]), base)
+            yield block, GradedTargets(row - start, column, relevance, (block.stop - start, self.shape[1]))
 
     def dense(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Return (z, weight), both (B, N): relevance, and 1 for entries that count, 0 for masked entries."""
         z = torch.zeros(self.shape, dtype=dtype, device=self.relevance.device)
-        if self.unlabelled is not None:
-            z.copy_(self.unlabelled.block(slice(None), slice(None)))
         weight = torch.ones(self.shape, dtype=dtype, device=self.relevance.device)
         masked = self.relevance.isnan()
         z[self.rows, self.columns] = self.relevance.nan_to_num(0.0).to(dtype)

@@ -217,14 +217,6 @@ class ShardedTrainer(GradedTrainer):
         """The encoder without weights; None in a single process."""
         super().__init__(model, args, *rest, **named)
 
-    def add_base_targets(self) -> None:
-        if self.outline is not None and self.loss.base_use is not None:
-            raise InputError(
-                "sharding: got full with a loss that needs the base model (unlabelled: base); expected one of "
-                "them; fix: leave sharding out, or choose another loss"
-            )
-        super().add_base_targets()
-
     def unsharded_model(self) -> SentenceTransformer:
         """Return an unsharded copy in CPU memory to the first process; every process must call this."""
         return self.model if self.outline is None else whole_copy(self.model, self.outline)

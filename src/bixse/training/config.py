@@ -12,7 +12,6 @@ from bixse.encoders.loading.build import STATIC, PoolingMode
 from bixse.encoders.loading.kinds import ModelKind
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.errors import SEEDS, ConfigError
-from bixse.extensions import extension
 from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options, instead_of
 from bixse.settings import Flag, Settings, paths_in
 
@@ -29,8 +28,6 @@ TENSORBOARD_FOLDER = "tensorboard"
 LOG_FILE = "log.jsonl"
 CHECKPOINT_FOLDER = "checkpoints"
 """Checkpoints to resume from, until the run is finished."""
-REGRADE_FOLDER = "regrade"
-"""Ledger of the judge, and per epoch the questions, a folder of answers and the outcome."""
 
 
 RERANKER_LOSSES = {"bce": "BinaryCrossEntropyLoss", "lambda": "LambdaLoss", "listnet": "ListNetLoss"}
@@ -42,7 +39,6 @@ NOT_OF_A_RERANKER = {
     "instructions": "a reranker reads query and document as one text",
     "merge": "the base model lacks the layer that gives the score",
     "sharding": "a reranker trains in one process",
-    "regrade": "the batches of a reranker have no unlabelled entries",
 }
 """Setting that a reranker refuses -> the reason."""
 NOT_OF_AN_EMBEDDING_SCORER = {
@@ -51,7 +47,6 @@ NOT_OF_AN_EMBEDDING_SCORER = {
     "instructions": "it has no table of instructions, only the prompts of the encoder",
     "merge": "merge weights are chosen by a search of one vector per text",
     "sharding": "it trains in one process",
-    "regrade": "likely false negatives are found by cosines of one vector per text",
 }
 """Setting that a late interaction or a sparse encoder refuses -> the reason."""
 REFUSED: dict[str, dict[str, str]] = {
@@ -152,45 +147,6 @@ class MergeConfig(Settings):
     """Also save the tuned model before merging, in the folder `tuned` next to `model`."""
 
 
-class RegradeConfig(Settings):
-    """Grading between epochs: a judge grades the likely false negatives."""
-
-    judge: Annotated[str, Flag(name="regrade", metavar="JUDGE")]
-    """Judge that grades likely false negatives after each epoch except the last. These are unlabelled documents of
-    other queries with a high score. Write it as for `bixse grade --judge`."""
-    budget: Annotated[int, Field(ge=1), Flag(name="regrade_budget")] = 100
-    """Maximum number of pairs that the judge grades per epoch."""
-    rubric: Annotated[str | None, Flag(name="regrade_rubric")] = None
-    """Rubric for judges that read one. The default is trec-dl-0-3."""
-    ledger: Annotated[Path | None, Flag(name="regrade_ledger", metavar="FOLDER")] = None
-    """Folder of answers to share with `bixse grade` and other runs. The default is regrade/ledger in the run folder."""
-    options: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
-    """Other settings of the judge: keys of the section `judge` in the file of `bixse grade`."""
-    prices: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
-    """Prices of the answers: keys of the section `prices` in the file of `bixse grade`."""
-
-    @model_validator(mode="after")
-    def _of_the_judge(self) -> RegradeConfig:
-        if self.options or self.prices:  # imported here: most runs ask no judge
-            try:
-                self.judging()
-            except ConfigError as error:
-                raise ValueError("; ".join(line.strip() for line in str(error).splitlines()[1:])) from error
-        return self
-
-    def judging(self) -> Any:
-        """Return the judge's settings as `bixse grade` has them (`GradeConfig`); raises ConfigError."""
-        rubric = {} if self.rubric is None else {"rubric": self.rubric}
-        judge = {"name": self.judge, **self.options}
-        return extension("judge").load(None, {"judge": judge, "prices": self.prices, **rubric})
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings that decide the grades, without a server's address, speed or prices."""
-        speed = {"concurrency", "timeout", "api_key_variable", "headers"}
-        values = self.model_dump(mode="json", exclude={"ledger": True, "prices": True, "options": speed})
-        return {**values, "judge": "server" if self.judge.startswith(("http://", "https://")) else self.judge}
-
-
 class TrainConfig(Settings):
     """Settings of `bixse train`; also the keys of its YAML file.
 
@@ -269,8 +225,6 @@ class TrainConfig(Settings):
     sharding: Literal["full"] | None = None
     """Sharding over processes (FSDP2). "full" gives each process a part of weights, gradients, optimizer state and
     checkpoints. Null keeps everything in every process."""
-    regrade: Annotated[RegradeConfig | None, Flag(flat=True)] = None
-    """Grade likely false negatives between epochs. Null keeps the target 0 of unlabelled entries."""
     optimizer: Annotated[OptimizerConfig, Flag(flat=True)] = Field(default_factory=OptimizerConfig)
     """Rates, epochs and batches."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
@@ -283,6 +237,11 @@ class TrainConfig(Settings):
     0 writes one checkpoint per epoch, and evaluates dev only to choose the merge weight."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Trackers that also get the log, through transformers. Each tracker needs its package."""
+
+    renamed: ClassVar = {
+        "regrade": "leave it out; instead, `bixse mine` with the tuned model finds likely false negatives for `bixse "
+        "grade`",
+    }
 
     @model_validator(mode="before")
     @classmethod
@@ -333,11 +292,6 @@ class TrainConfig(Settings):
             if getattr(self, name) is not None and (self.lora is not None or self.sharding is not None):
                 other = "lora" if self.lora is not None else "sharding"
                 raise ValueError(f"got {name} and {other}; expected one of them; fix: leave one out")
-        if self.regrade is not None and self.optimizer.num_train_epochs < 2 and self.optimizer.max_steps is None:
-            raise ValueError(
-                "got regrade with one epoch; expected 2 or more, as grades count from the next epoch on; fix: set "
-                "num_train_epochs to 2 or more"
-            )
         return self
 
     @model_validator(mode="after")
@@ -364,10 +318,9 @@ class TrainConfig(Settings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
-        regrade = None if self.regrade is None else self.regrade.identity()
         newer = {"kind": "encoder", "dimensions": ()}  # left out at their defaults: runs of older versions continue
         left_out = {name for name, default in newer.items() if getattr(self, name) == default}
-        return {**self.model_dump(mode="json", exclude=left_out), "regrade": regrade}
+        return self.model_dump(mode="json", exclude=left_out)
 
     def resolved(self) -> TrainConfig:
         """Return these settings with the precision of this machine instead of "auto"."""

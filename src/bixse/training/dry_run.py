@@ -7,9 +7,8 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import psutil
 import torch
 from transformers.trainer_utils import SaveStrategy
@@ -18,10 +17,8 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import no_library_bars
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
-from bixse.extensions import extension
 from bixse.training.distributed import world_size
 from bixse.training.inputs import open_training
-from bixse.training.loop.unlabelled import BaseTargets
 from bixse.training.setup import make_parts, make_trainer, steps_of
 
 if TYPE_CHECKING:
@@ -47,10 +44,8 @@ class TrainPlan:
     evaluations: int
     """Dev evaluations, the one before training included."""
     texts: int
-    """Texts to encode besides the steps: for dev evaluations, merge weights and the base model's probabilities."""
+    """Texts to encode besides the steps: for dev evaluations and merge weights."""
     seconds_per_text: float
-    regrade: Any
-    """Estimate for grading the likely false negatives; its time is not in `seconds`."""
     warnings: list[str]
 
     @property
@@ -89,27 +84,13 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     documents = pairs.distinct("document")
     with tempfile.TemporaryDirectory(prefix="bixse-dry-run-") as scratch, no_library_bars():
         trainer = make_trainer(short, Path(scratch), inputs, replace(parts, evaluator=None))
-        steps, per_epoch, every = steps_of(config, len(trainer.get_train_dataloader()))
+        steps, _, every = steps_of(config, len(trainer.get_train_dataloader()))
         evaluations = 1 + -(-steps // every) if evaluator is not None else 0
-        regrade = None
-        if config.regrade is not None:
-            rounds, scratch_ledger = (steps - 1) // per_epoch, Path(scratch) / "regrade"
-            regrade = extension("regrade").estimate(config.regrade, pairs, rounds, scratch_ledger)
         tasks = () if evaluator is None else evaluator.tasks
         texts = evaluations * sum(task.count + len(task.query_sets[0].queries) for task in tasks)
         if config.merge is not None:
             weights = len({0.0, 1.0, *config.merge.weights})
             texts += sum(corpus.encoded_for(weights) for corpus in inputs.watched)
-        if parts.loss.base_use is not None:
-            texts += len(documents) + len(pairs.groups())
-            # zeros cost a step what embeddings cost it; the timed steps would embed all texts before the first one
-            size = model.get_embedding_dimension() or 0
-            queries_of, documents_of = (
-                np.broadcast_to(np.float32(0), (rows, size)) for rows in (len(pairs.groups()), len(documents))
-            )
-            collator: Any = trainer.data_collator
-            curves = dict.fromkeys(range(len(pairs.tasks[0])), (1.0, 0.0))
-            collator.base = BaseTargets(queries_of, documents_of, 1.0, curves)
         sample = pairs.texts("document", documents[:: -(-len(documents) // TEXTS_TIMED)])
         started = time.perf_counter()
         encode_texts(model, sample, "document")
@@ -127,7 +108,6 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         evaluations=evaluations,
         texts=texts,
         seconds_per_text=seconds_per_text,
-        regrade=regrade,
         warnings=parts.warnings,
     )
 

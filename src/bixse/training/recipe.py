@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path  # noqa: TC003 pydantic reads it
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +12,6 @@ import torch
 from pydantic import TypeAdapter
 
 from bixse.errors import InputError, InterruptedRunError, TrainingError
-from bixse.results import RegradedEpoch  # noqa: TC001 pydantic reads it
 from bixse.training.checks import check_learned, embedding_spreads, warn_of_no_gain
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER
 from bixse.training.distributed import RunGuard, any_process, check_agreement, is_main_process
@@ -21,7 +20,7 @@ from bixse.training.inputs import open_training
 from bixse.training.loop.checkpoints import StopOnInterrupt, checkpoint_to_resume
 from bixse.training.merge import MergeResult  # noqa: TC001 pydantic reads it
 from bixse.training.scorer_parts import make_scorer_parts
-from bixse.training.setup import add_regrading, make_parts, make_trainer
+from bixse.training.setup import make_parts, make_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,8 +45,6 @@ class TrainResult:
     """The encoder's peak rate, scaled to the queries per step."""
     merge: MergeResult | None = None
     """The merge with the base model's weights; None without a merge."""
-    regrade: list[RegradedEpoch] = field(default_factory=list)
-    """The judge's grades of likely false negatives, per epoch."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name not in ("model_path", "reused")}
@@ -81,10 +78,8 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
         guard.begin_writing()
         trainer = guard.together(make_trainer, config, out, inputs, parts, title if progress else None)
         base = guard.together(weights_to_merge_with, config, trainer)
-        regrading = guard.together(add_regrading, config, out, trainer)
         guard.lock(record)
         warnings = parts.warnings + _run_trainer(trainer, out, guard, then_merge=base is not None)
-        warnings += [] if regrading is None else regrading.warnings()
         history, best = _history(trainer), trainer.state.best_global_step if trainer.evaluator is not None else None
         warnings += warn_of_no_gain(history, best)
         merged, head = None, trainer.head(_mean_target(history))
@@ -99,7 +94,6 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             warnings=warnings,
             learning_rate=trainer.args.learning_rate,
             merge=merged,
-            regrade=[] if regrading is None else regrading.epochs,
         )
         guard.together(_save, result, trainer.unsharded_model(), head, guard, trainer, started)
     return result

@@ -114,15 +114,6 @@ class _StayNear(TrainerCallback):
                 weight.lerp_(base, 0.5)
 
 
-def add_regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Any:
-    """Add the callback that grades likely false negatives between epochs, and return it; None if not configured."""
-    if config.regrade is None:
-        return None
-    regrading = extension("regrade")(config.regrade, out, trainer, *steps_of(config, len(trainer.plan))[:2])
-    trainer.add_callback(regrading)
-    return regrading
-
-
 def training_arguments(
     config: TrainConfig, folder: Path, evaluator: GradedRetrievalEvaluator | None
 ) -> GradedTrainingArguments:

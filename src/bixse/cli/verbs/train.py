@@ -40,8 +40,6 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
         lines += result.merge.lines()
     elif config.merge is not None:
         lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
-    lines += [epoch.line() for epoch in result.regrade]
-    metrics["regrade"] = [asdict(epoch) for epoch in result.regrade]
     model = shlex.quote(str(result.model_path))
     lines.append(f"next: bixse ui {shlex.quote(str(options.folder))}  # curves, merge and batches in the browser")
     lines.append(
@@ -66,9 +64,6 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         f"{plan.evaluations} evaluations on dev; {plan.texts:,} more texts to encode, "
         f"{1000 * plan.seconds_per_text:.1f} ms each)",
     ]
-    if config.regrade is not None and plan.regrade is not None:
-        lines.append(f"likely false negatives, at most, after {plan.regrade.pairs // config.regrade.budget} epochs:")
-        lines += [f"  {line}" for line in plan.regrade.text(config.regrade.judge).splitlines()]
     lines.append("nothing was trained or written")
     metrics = {name: value for name, value in asdict(plan).items() if name != "warnings"}
     return CommandResult("\n".join(lines), {**metrics, "seconds": plan.seconds}, {}, plan.warnings)

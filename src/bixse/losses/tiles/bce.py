@@ -186,17 +186,11 @@ def add_host_tiles(
         masked = relevance.isnan()
         z = relevance.nan_to_num(0.0).to(logits.dtype)
         sums.value -= (z * picked).sum(dtype=sums.value.dtype)
-        base = None if targets.unlabelled is None else targets.unlabelled.block(tile_rows, tile_columns).to(logits)
-        if base is not None:  # before known logits become -inf, which times 0 would be NaN
-            base[rows, columns] = 0.0
-            sums.value -= torch.linalg.vecdot(base, logits).sum(dtype=sums.value.dtype)
         logits[rows, columns] = torch.where(masked, -math.inf, picked)  # softplus and sigma are 0 there
         sigma = _softplus_and_sigma(logits, sigma_buffer, half_buffer, largest, sums.value)
         if not sums.with_gradients:
             continue
         sigma[rows, columns] -= z
-        if base is not None:
-            sigma -= base
         sums.bias += sigma.sum()
         if sums.queries is not None:
             sums.queries[tile_rows].addmm_(sigma, d)
@@ -264,9 +258,8 @@ def add_tiles(
     buffers = DeviceTiles(entries, dtype, q.device)
     # unlabelled entries: float32 logits and sums; the CPU never waits for the device
     for rows, columns in blocks(len(q), len(d), shape):
-        base = None if targets.unlabelled is None else targets.unlabelled.block(rows, columns)
         known = flat_positions(targets, rows, columns, entries)
-        value, total, gradient = buffers.score(q[rows], d[columns], scale, bias, known, base)
+        value, total, gradient = buffers.score(q[rows], d[columns], scale, bias, known)
         sums.value += value.sum(dtype=sums.value.dtype)
         sums.bias += total.sum(dtype=sums.bias.dtype)
         if sums.queries is not None:
@@ -305,9 +298,9 @@ class DeviceTiles:
         self._rounded = self._logits if dtype == wide else torch.empty(entries, dtype=dtype, device=device)
 
     def score(
-        self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
+        self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Score (R, D) queries and (C, D) documents against (R, C) `base`, the targets of unlabelled entries.
+        """Score (R, D) queries and (C, D) documents.
 
         Return sums of softplus(s) and of sigma(s), in parts of float32, and (R, C) sigma(s), rounded to the dtype of
         the products, 0 at known entries; the next tile overwrites it.
@@ -316,17 +309,10 @@ class DeviceTiles:
         entries = math.prod(shape)
         logits = multiply(queries, documents.T, out=self._logits[:entries].view(shape))
         torch.addcmul(bias, logits, scale, out=logits)
-        expected = logits.new_zeros(())
-        if base is not None:  # `known` may hold the position after the last entry, so the buffer needs one more
-            padded = torch.nn.functional.pad(base.to(logits.dtype).view(-1), (0, len(self._logits) - entries))
-            base = padded.index_fill_(0, known, 0.0)[:entries].view(shape)
-            expected = (base * logits).sum(dim=1)  # before known logits are -inf, which times 0 is NaN
         self._logits.index_fill_(0, known, -math.inf)  # entries of other tiles: the position after the last
         softplus = torch.logaddexp(logits, logits.new_zeros(()), out=self._softplus[:entries].view(shape))
-        value = softplus.sum(dim=1) - expected
+        value = softplus.sum(dim=1)
         sigma = logits.sigmoid_()
-        if base is not None:
-            sigma -= base
         total = sigma.sum(dim=1)
         if self._rounded is not self._logits:
             sigma = self._rounded[:entries].view(shape).copy_(sigma)

@@ -146,17 +146,8 @@ def mean_logits(
 
 @torch.no_grad()
 def mean_target(targets: GradedTargets) -> Tensor:
-    """Return the mean relevance over the entries of a batch that count, over all processes; NaN without an entry.
-
-    For unlabelled entries of a large batch, evenly spaced queries estimate the sum.
-    """
+    """Return the mean relevance over the entries of a batch that count, over all processes; NaN without an entry."""
     known = targets.relevance.nansum()
-    if targets.unlabelled is not None:
-        sample = targets.every(targets.sample_stride)
-        assert sample.unlabelled is not None
-        block = sample.unlabelled.block(slice(None), slice(None))
-        block[sample.rows, sample.columns] = 0.0
-        known = known + block.sum() * (targets.shape[0] / max(1, sample.shape[0]))
     relevance, number = all_reduce_sum(torch.stack([known, targets.number_counted()]).float())
     return torch.where(number > 0, relevance / number, math.nan)
 

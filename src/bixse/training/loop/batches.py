@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import zlib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +16,6 @@ from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.backbones import reading_at_most
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
-from bixse.training.loop.unlabelled import KnownEntries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.losses.catalogue import InBatchLabels
     from bixse.relevance import Kind
-    from bixse.training.loop.unlabelled import BaseTargets
 
 EpochIndex: TypeAlias = tuple[int, int]
 """(epoch, group): the drawn documents of a group depend on both and on the seed alone."""
@@ -118,9 +115,6 @@ class GroupDataset(Dataset[DrawnGroup]):
             )
         self.documents_per_query = documents_per_query
         self.seed = seed
-        self.take(pairs)
-
-    def take(self, pairs: GradedPairs) -> None:
         self.pairs, self.groups = pairs, pairs.groups()
 
     def __len__(self) -> int:
@@ -201,11 +195,6 @@ class GradedCollator:
         self.rank = rank
         self.world_size = world_size
         self.valid_label_columns = ["label"]
-        self.base: BaseTargets | None = None
-        """Targets of unlabelled entries; None: 0."""
-        self.take(pairs)
-
-    def take(self, pairs: GradedPairs) -> None:
         self.pairs, self.known = pairs, KnownGrades(pairs)
 
     def __call__(self, groups: Sequence[DrawnGroup]) -> dict[str, Any]:
@@ -214,10 +203,6 @@ class GradedCollator:
         first = np.sort(np.unique(numbers, return_index=True)[1])
         mine = groups[self.rank :: self.world_size]
         targets, drawn_entries = self._targets(mine, numbers[first])
-        if self.base is not None:
-            group_numbers = np.array([group.number for group in mine], dtype=np.int64)
-            base = self.base.of(self.task_of(groups), group_numbers, numbers[first])
-            targets = replace(targets, unlabelled=base)
         shares = self._shares(rows[first])
         texts: dict[Kind, list[str]] = {
             "query": self.pairs.texts("query", self._first_rows(mine)),
@@ -242,21 +227,6 @@ class GradedCollator:
             torch.from_numpy(numbers[first]).long(),
         )
         return {**batch, "label": targets.tensors(), "counts": torch.tensor(counts), "numbers": entries}
-
-    def known_entries(self, groups: Sequence[DrawnGroup]) -> KnownEntries:
-        """Return the known entries of a batch over all processes, without its texts."""
-        documents = np.unique(self.pairs.document_numbers[np.concatenate([group.rows for group in groups])])
-        numbers = np.array([group.number for group in groups], dtype=np.int64)
-        return KnownEntries(self.task_of(groups), numbers, documents, self._targets(groups, documents)[0])
-
-    def task_of(self, groups: Sequence[DrawnGroup]) -> int:
-        return int(self.pairs.groups().tasks[groups[0].number])
-
-    def first_prompt(self, task: int, kind: Kind) -> str | None:
-        """Return the prompt before a text of a task, with its first instruction if there are several."""
-        if not isinstance(self.prompts, Instructions):
-            return self.prompts.get(kind)
-        return self.prompts.prompt(self.pairs.tasks[0][task], kind) or None
 
     def _targets(self, groups: Sequence[DrawnGroup], columns: NDArray[np.int32]) -> tuple[GradedTargets, int]:
         """Return the known entries of queries against (N,) documents, and the number of drawn entries."""
@@ -300,7 +270,7 @@ class GradedCollator:
     def _prompt(self, groups: Sequence[DrawnGroup], kind: Kind) -> str | None:
         if not isinstance(self.prompts, Instructions):
             return self.prompts.get(kind)
-        task = self.pairs.tasks[0][self.task_of(groups)]
+        task = self.pairs.tasks[0][self.pairs.groups().tasks[groups[0].number]]
         ids = "\n".join(self.pairs.query_ids[row] for row in self._first_rows(groups))
         choice = zlib.crc32(ids.encode()) % self.prompts.choices(task)
         return self.prompts.prompt(task, kind, choice) or None

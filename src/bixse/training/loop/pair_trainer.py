@@ -77,9 +77,6 @@ class PairTrainer(GradedTrainer, CrossEncoderTrainer):  # type: ignore[misc]
     def make_collator(self, model: Any, args: Any, loss: Any) -> PairCollator:
         return PairCollator(self.pairs, loss.listwise)
 
-    def add_base_targets(self) -> None:
-        """Do nothing: a batch has no unlabelled entries."""
-
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Train on one batch, cut at the length of training."""
         self.loss.statistics = {"mean_target": inputs.pop("mean_target")}

@@ -22,7 +22,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.embedding import number_of_texts
-from bixse.encoders.loading.backbones import reading_at_most
 from bixse.encoders.processes import all_reduce_sum, is_sharded, local_part, unsharded_tensors
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError
@@ -43,14 +42,11 @@ from bixse.training.loop.checkpoints import (
     load_loss_state,
     save_loss_state,
 )
-from bixse.training.loop.unlabelled import BaseTargets, base_embeddings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
     from datasets import Dataset
-    from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
@@ -60,7 +56,6 @@ if TYPE_CHECKING:
 
 FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
 """The fix for diverged training."""
-BASE_FOLDER = "base"
 
 
 @dataclass
@@ -127,8 +122,6 @@ class GradedTrainer(SentenceTransformerTrainer):
             train_dataset = GradedPairs.from_dataset(train_dataset)
         self.pairs = train_dataset
         self.plan = BatchPlan(self.pairs, args.train_batch_size * args.world_size, args.seed, args.task_shares)
-        self.collector: Any = None
-        """Looks at the scores of every batch, and is saved with every checkpoint."""
         self.seconds_in_steps = 0.0
         """Wall time of the training steps, without evaluation and saving."""
         self._forget_counts()
@@ -163,49 +156,18 @@ class GradedTrainer(SentenceTransformerTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as sentence-transformers does; all processes begin with the weights of the first."""
         broadcast(unsharded_tensors(self.loss))
-        self.add_base_targets()
         return super().train(*args, **kwargs)
-
-    def add_base_targets(self) -> None:
-        """Take the untrained model as the base model of a loss that needs one."""
-        collator: Any = self.data_collator
-        use = self.loss.base_use
-        if use is None or collator.base is not None:
-            return
-        length = self.args.train_max_length if use.as_trained else None
-        folder = Path(self.args.output_dir or ".") / BASE_FOLDER
-        # the first process writes the embeddings; the others map the same files
-        first = self.args.main_process_first(local=False, desc="embeddings by the base model")
-        with first, reading_at_most(self.model, length):
-            embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt)
-        base = BaseTargets(*embeddings, use.weight, {})
-        draw = self._draws()
-        base.fit(collator.known_entries([draw[index] for index in batch]) for batch in self.plan.of_epoch(0))
-        collator.base = base
 
     def unsharded_model(self) -> SentenceTransformer:
         """Return the unsharded encoder; every process must call this."""
         return self.model
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        loader = self._loader(self.plan, self.data_collator)
-        self._drawn_from: Any = loader.dataset
-        return loader
-
-    def _draws(self) -> GroupDataset:
-        return GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
-
-    def add_grades(self, groups: NDArray[np.int64], documents: NDArray[np.int64], relevance: NDArray[Any]) -> None:
-        """Train on P more pairs of known queries and documents, by their numbers, from the next epoch on."""
-        first = self.pairs.groups().first_rows[groups], self.pairs.distinct("document")[documents]
-        self.pairs = self.pairs.with_grades(*first, relevance)
-        collator: Any = self.data_collator
-        collator.take(self.pairs)
-        self._drawn_from.take(self.pairs)
+        return self._loader(self.plan, self.data_collator)
 
     def _loader(self, plan: BatchPlan, collator: Any) -> DataLoader[Any]:
         return _EpochLoader(
-            self._draws(),
+            GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed),
             batch_sampler=plan,
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
@@ -231,14 +193,10 @@ class GradedTrainer(SentenceTransformerTrainer):
         start = time.perf_counter()
         inputs = self._prepare_inputs(inputs)
         counts = inputs.pop("counts")
-        groups, documents = (part.cpu().numpy() for part in inputs.pop("numbers"))
-        if self.collector is not None:
-            self.collector.begin(groups, documents, self.state.global_step)
-            self.loss.observer = self.collector.look
+        del inputs["numbers"]  # the page of a batch reads them, the encoder does not
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:
             average_gradients(part for part in self.loss.parameters() if not isinstance(part, DTensor))
-        self.loss.observer = None
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
         self._seconds += seconds
@@ -301,14 +259,10 @@ class GradedTrainer(SentenceTransformerTrainer):
             with saved_for_servers(folder):  # a plain SentenceTransformer saves no settings for servers
                 model.save_pretrained(str(folder), create_model_card=False)
         save_loss_state(self.loss, folder)
-        if self.collector is not None:
-            self.collector.save(folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save as transformers does, then the hashes of all files of all processes."""
         self.check_finite()
-        if self.collector is not None:
-            self.collector.gather()
         with storage_errors(Path(self.args.output_dir or ".")):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # the other processes have written their random states
@@ -326,8 +280,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         check_checkpoint(Path(checkpoint_path))
         load_loss_state(self.loss, Path(checkpoint_path))  # first, as it refuses a checkpoint of another loss
         self._load_encoder(checkpoint_path)
-        if self.collector is not None:
-            self.collector.load(Path(checkpoint_path))
 
     def _load_encoder(self, checkpoint_path: str) -> None:
         """Load as sentence-transformers does, but in float32."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from bixse.data.run import RUN_FILE
 from bixse.errors import InputError
-from bixse.training.config import LOG_FILE, MODEL_FOLDER, REGRADE_FOLDER
+from bixse.training.config import LOG_FILE, MODEL_FOLDER
 from bixse.ui.workspace import BackgroundJob, Page, read_record
 
 if TYPE_CHECKING:
@@ -128,11 +128,6 @@ class TrainRun:
             return None
         guards = sorted({change["collection"] for change in merged["changes"] if change["role"] == "guard"})
         return MergeCurve(system=self.name, weight=merged["weight"], points=merged["points"], guards=guards)
-
-    def regraded(self) -> list[dict[str, Any]]:
-        """The results of regrading after each epoch so far."""
-        entries = [_entry(path.read_bytes()) for path in (self.folder / REGRADE_FOLDER).glob("epoch-*.json")]
-        return sorted((entry for entry in entries if "epoch" in entry), key=lambda entry: entry["epoch"])
 
     def plots(self) -> dict[str, Plot]:
         """Title -> plot, drawn once per state of the files; call it in one thread at a time, as matplotlib requires."""
