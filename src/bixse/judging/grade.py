@@ -296,6 +296,19 @@ def grade(
     return result
 
 
+NO_PAIRS = "--pairs: got none; expected at least one, with query and document; fix: name a file, or check the export"
+
+
+def read_pairs(config: GradeConfig) -> Sequence[Pair] | None:
+    """Return the pairs for `grade`, or None for shards, which read their own: checked before a judge costs money."""
+    if config.pairs is None:
+        return None
+    pairs = None if config.engine.in_shards else load_pairs(config.pairs)
+    if not (parquet_pairs(config.pairs)[1] if pairs is None else pairs):
+        raise InputError(NO_PAIRS)
+    return pairs
+
+
 def charge(judge: Any, ledger: Path, prices: Prices) -> Spending:
     """Return the spending of a ledger, and begin to book the judge's requests there, if it is a server."""
     client = getattr(judge, "client", None)
@@ -322,10 +335,7 @@ def open_grading(
     elif source is not None:
         inputs["pairs"] = file_hash(source)
     if not total:
-        raise InputError(
-            "--pairs: got none; expected at least one, in a file or folder with query and document; fix: name it, or "
-            "check the export"
-        )
+        raise InputError(NO_PAIRS)
     for doubt in getattr(judge, "doubts", ()):
         log.warning("%s", doubt)
     identity, shards = stored_identity(judge.identity), config.engine.shards

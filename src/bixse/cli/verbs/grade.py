@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
     """Open the judge, then grade or estimate, and return a summary."""
-    from bixse.judging.grade import estimate, grade, spending_of
+    from bixse.judging.grade import estimate, grade, read_pairs, spending_of
 
+    pairs = read_pairs(config)
     # a dry run writes nothing: its known questions are not booked
     judge = config.open(None if options.dry_run else spending_of(options.folder, config.ledger, config.prices))
     doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
     try:
         if options.dry_run:
-            plan = estimate(config, judge, options.folder)
+            plan = estimate(config, judge, options.folder, pairs)
         else:
-            result = grade(config, judge, options.folder, progress=progress_bar)
+            result = grade(config, judge, options.folder, pairs, progress_bar)
     finally:
         judge.close()
     warnings = [warning for warning in judge.warnings if warning not in doubts]
