@@ -22,6 +22,8 @@ VERDICT_IN_A_SENTENCE: dict[Verdict, str] = {  # between the names of two system
     "cannot tell": "not yet comparable with",
 }
 Interval: TypeAlias = tuple[float, float]
+Bounds: TypeAlias = tuple[float | None, float | None]
+"""Ends of an interval; None for too few queries, and if the queries show no variance."""
 QUERIES_FROM = 40
 """Number of queries from which a mean over queries has an interval and a verdict: below it, stated 95 % intervals of
 skewed differences miss too often (docs/reference/evaluation.md has the simulation)."""
@@ -59,6 +61,8 @@ class Difference:
     """Two-sided p-value of no difference; 1 if all differences are 0; None if there is no interval."""
     queries: int
     confidence: float = 0.95
+    worth: int | None = None
+    """Number of equally weighted queries that carry a mean over collections as well; None means `queries`."""
 
     def __post_init__(self) -> None:
         if self.low is not None and self.high is not None and self.low > self.high:
@@ -77,7 +81,8 @@ class Difference:
         if self.p_value == 1 and self.low is None:
             return ""
         same = f"{self.queries} queries with one and the same difference"
-        return too_few(self.queries) or (same if self.low is None or self.low == self.high else "")
+        few = too_few(self.queries) or ("" if self.worth is None else too_few(self.worth, "equally weighted queries"))
+        return few or (same if self.low is None or self.low == self.high else "")
 
     def figures(self) -> str:
         """Return the difference of nDCG@10 with its interval, or with the reason why it has none.
@@ -108,12 +113,13 @@ class IntervalEstimate:
     low: float | None = None
     high: float | None = None
     few: str = ""
-    """Reason why a value has no interval, for example "7 queries; at least 40"."""
+    """Reason why a value has no interval, for example "7 queries; at least 40"; "" also if nothing differs."""
 
     def verdict(self, lower_is_better: bool = False) -> Verdict:
         """Return the verdict on a difference: "no difference" if the interval holds 0, "cannot tell" without one."""
         if self.low is None or self.high is None or self.low == self.high:
-            return "cannot tell"  # an interval without width says nothing about other queries
+            # an interval without width says nothing about other queries
+            return "no difference" if self.value == 0 and self.low is None and not self.few else "cannot tell"
         if not (self.low > 0 or self.high < 0):
             return "no difference"
         return "better" if (self.low > 0) != lower_is_better else "worse"
@@ -142,18 +148,22 @@ class CalibrationReport:
     pairs: int
     queries: int
     brier: float
-    brier_interval: Interval
+    brier_interval: Bounds
     ece: float
-    ece_interval: Interval
+    ece_interval: Bounds
     """Corrected for the upward bias of the estimate."""
     base_rate_brier: float
     """Brier score of always predicting mean(z)."""
     curve: list[ReliabilityBin]
+    units: int | None = None
+    """Number of queries, of relevant or of irrelevant pairs, whichever is the smallest; None in older files."""
 
     @property
     def against_base_rate(self) -> Verdict:
         """Compare the interval of the Brier score with the constant's score; lower is better."""
-        low, high = (bound - self.base_rate_brier for bound in self.brier_interval)
+        if self.units is not None and too_few(self.units, least=UNITS_FROM):
+            return "cannot tell"
+        low, high = (None if bound is None else bound - self.base_rate_brier for bound in self.brier_interval)
         return IntervalEstimate(self.brier, low, high).verdict(lower_is_better=True)
 
 

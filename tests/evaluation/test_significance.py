@@ -61,9 +61,20 @@ def test_several_tasks_have_welchs_interval():
     generator = np.random.default_rng(4)
     halves = generator.normal(size=25), generator.normal(0.5, 3, size=30)
     first, second = (np.concatenate([half, -half]) for half in halves)
-    found = mean_difference([first, second, np.array([2.0])], [1.0, -1.0, 0.5])
+    found = mean_difference([first, second], [1.0, -1.0])
     oracle = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((oracle.low + 1, oracle.high + 1))
+    assert (found.low, found.high) == pytest.approx((oracle.low, oracle.high))
+
+
+@pytest.mark.parametrize(("small", "worth"), [([0.4, 0.4], 7), ([0.4], 3), ([0.3, 0.4, 0.5], 11)])
+def test_a_small_collection_that_carries_half_of_the_mean_gives_no_verdict(small, worth):
+    large = np.random.default_rng(0).normal(0, 0.02, 60)
+    found = mean_difference([large, np.array(small)], [0.5, 0.5])
+    assert (found.verdict, found.low, found.worth) == ("cannot tell", None, worth)
+    assert f"{worth} equally weighted queries" in found.few
+    many = [np.random.default_rng(seed).normal(0.1, 0.02, 60) for seed in range(13)]
+    found, without = (mean_difference(sets, [1 / len(sets)] * len(sets)) for sets in ([*many, np.array(small)], many))
+    assert found.high - found.low > 1.2 * (without.high - without.low), "a query without scatter is not certain"
 
 
 def test_one_query_is_named_in_the_singular():

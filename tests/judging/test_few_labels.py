@@ -129,7 +129,7 @@ def test_a_constant_judge_is_worth_no_label(constant):
 
 
 def test_all_labels_give_the_metric_itself():
-    runs, grades, labels = population(25, 6, seed=3)
+    runs, grades, labels = population(45, 6, seed=3)
     found = evaluate_few_labels(runs, grades, labels, metrics=["ndcg@4", "precision@2"])
     a, b = (evaluate_run(qrels_of(labels), runs[name], ["ndcg@4", "precision@2"], 0.5) for name in "ab")
     for metric in a:
@@ -140,8 +140,17 @@ def test_all_labels_give_the_metric_itself():
         assert alone.judge == pytest.approx(np.mean(list(judged.values())))
         assert against.queries.value == pytest.approx(np.mean(differences))
         assert (against.labels.low, against.labels.few) == (None, "exact")
-        interval = stats.t.interval(0.95, 24, np.mean(differences), stats.sem(differences))
+        interval = stats.t.interval(0.95, 44, np.mean(differences), stats.sem(differences))
         assert (against.queries.low, against.queries.high) == pytest.approx(interval)
+
+
+def test_few_queries_cannot_tell_and_equal_systems_do_not_differ():
+    runs, grades, labels = population(25, 6, seed=3)
+    against = only(evaluate_few_labels(runs, grades, labels, metrics=["ndcg@4"]), "ndcg@4", "b")
+    assert (against.queries.verdict(), against.queries.few) == ("cannot tell", "25 queries; at least 40")
+    runs, grades, labels = population(45, 6, seed=3)
+    equal = evaluate_few_labels({"a": runs["a"], "b": runs["a"]}, grades, labels, metrics=["ndcg@4"])
+    assert only(equal, "ndcg@4", "b").queries.verdict() == "no difference"
 
 
 def test_over_all_samples_the_mean_is_exact_whatever_the_judge_says():

@@ -19,7 +19,6 @@ from bixse.encoders.loading.build import load_scorer
 from bixse.judging.audit.agreement import agreement_within, cohen_kappa, counts_by_query
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5)
-DRAWS = 1000
 MEASURES = {"agreement": agreement_within(0), "kappa": cohen_kappa()}
 
 
@@ -58,7 +57,7 @@ def main() -> None:
             answer = guess.copy()
             answer[order[:number]] = labels[order[:number]]
             tables = counts_by_query(labels.astype(float), answer.astype(float), queries, np.array([0.0, 1.0]))
-            estimates = tables.estimates(MEASURES, DRAWS, 0)
+            estimates = tables.estimates(MEASURES, "")
             agreement, kappa = estimates["agreement"].value, estimates["kappa"]
             calls = (budget + number) / (budget + len(labels))
             print(f"{share:.2f},{which},{calls:.2f},{agreement:.3f},{kappa.value:.3f},{kappa.low:.3f},{kappa.high:.3f}")

@@ -41,7 +41,7 @@ class GateResult:
         gap = self.difference
         figures = {"mean": gap.mean, "low": gap.low, "high": gap.high, "p": gap.p_value, "queries": gap.queries}
         facts = {"baseline": self.baseline, "metric": PRIMARY_METRIC, "by": self.by, **figures}
-        return {**facts, "verdict": gap.verdict, "passed": self.passed}
+        return {**facts, "verdict": gap.verdict, "few": gap.few, "passed": self.passed}
 
     def text(self) -> str:
         gap = self.difference

@@ -19,7 +19,7 @@ from bixse.errors import InputError
 from bixse.results import QUERIES_FROM, UNITS_FROM, Difference, IntervalEstimate, too_few
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from bixse.results import Interval
 
@@ -66,12 +66,7 @@ def block_sizes(queries: int, samples: int) -> Iterator[int]:
         yield min(rows, samples - start)
 
 
-def resampled_ratios(above: npt.NDArray[Any], below: npt.NDArray[Any], samples: int, seed: int) -> Floats:
-    """Return sum of `above` over sum of `below`, both per query, per resample; NaN if the latter is 0."""
-    return np.concatenate([quotient(times @ above, times @ below) for times in query_draws(len(above), samples, seed)])
-
-
-def jackknife_estimate(value: float, left_out: Floats, few: str = "") -> IntervalEstimate:
+def jackknife_estimate(value: float, left_out: Floats, few: str = "", highest: float = math.inf) -> IntervalEstimate:
     """Return a figure with its 95 % interval, from its (Q,) values with one query left out each.
 
     The scatter of the pseudo-values Q * value - (Q - 1) * left_out is that of a mean (Tukey 1958; Efron and Tibshirani
@@ -88,7 +83,8 @@ def jackknife_estimate(value: float, left_out: Floats, few: str = "") -> Interva
     pseudo_values = queries * value - (queries - 1) * left_out
     of_queries = difference_of(value, *_scatter([pseudo_values], [1.0]), QUERIES_FROM)  # `few` has counted them
     few = "" if of_queries.low is not None else "all queries are alike"
-    return IntervalEstimate(value, of_queries.low, of_queries.high, few)
+    high = None if of_queries.high is None else min(of_queries.high, highest)
+    return IntervalEstimate(value, of_queries.low, high, few)
 
 
 def mean_estimate(values: Floats, query_ids: Sequence[str]) -> IntervalEstimate:
@@ -183,11 +179,26 @@ def mean_difference(strata: Sequence[Floats], weights: Sequence[float], confiden
     queries = sum(map(len, strata))
     _check_number(queries)
     mean = float(sum(values.mean() * weight for values, weight in zip(strata, weights, strict=True)))
-    return difference_of(mean, *_scatter(strata, weights), queries, confidence)
+    return difference_of(mean, *_scatter(strata, weights), queries, confidence, worth_of(map(len, strata), weights))
+
+
+def worth_of(sizes: Iterable[int], weights: Sequence[float]) -> int | None:
+    """Return the number of equally weighted queries whose mean varies as a weighted sum of means; None for one mean.
+
+    A collection of one query carries half of a mean over two, whatever the size of the other (Kish 1965).
+    """
+    parts = sum(weight**2 / size for size, weight in zip(sizes, weights, strict=True))
+    return int(sum(map(abs, weights)) ** 2 / parts + 1e-9) if len(weights) > 1 else None
 
 
 def difference_of(
-    mean: float, error: float, freedom: float, skewness: float, queries: int, confidence: float = 0.95
+    mean: float,
+    error: float,
+    freedom: float,
+    skewness: float,
+    queries: int,
+    confidence: float = 0.95,
+    worth: int | None = None,
 ) -> Difference:
     """Return a mean with interval and p-value, from its standard error, degrees of freedom and skewness.
 
@@ -199,8 +210,8 @@ def difference_of(
     from scipy.special import stdtr, stdtrit
 
     _, bound = interval_bounds(confidence)
-    if error <= ROUNDING * abs(mean) or too_few(queries):
-        return Difference(mean, None, None, None if mean or error else 1.0, queries, confidence)
+    if error <= ROUNDING * abs(mean) or too_few(queries) or (worth is not None and too_few(worth)):
+        return Difference(mean, None, None, None if mean or error else 1.0, queries, confidence, worth)
 
     def skewed(quantile: float, skew: float) -> float:
         skew = math.copysign(max(abs(skew), 1e-6), skew)  # the formula divides by it
@@ -213,17 +224,25 @@ def difference_of(
     if skewed(touching, skew) > touching:  # the further end reaches 0 at a smaller quantile than t's
         reached = skewed(0.0, skew) >= abs(mean) / error
         touching = 0.0 if reached else float(brentq(lambda q: skewed(q, skew) - abs(mean) / error, 0.0, touching))
-    return Difference(mean, mean - below, mean + above, 2 * float(stdtr(freedom, -touching)), queries, confidence)
+    p_value = 2 * float(stdtr(freedom, -touching))
+    return Difference(mean, mean - below, mean + above, p_value, queries, confidence, worth)
 
 
 def _scatter(strata: Sequence[Floats], weights: Sequence[float]) -> tuple[float, float, float]:
     """Return the standard error of a weighted sum of means, Welch's degrees of freedom, and its skewness."""
-    several = [(v, w) for v, w in zip(strata, weights, strict=True) if np.ptp(v) > ROUNDING * np.abs(v).max()]
-    variances = [weight**2 * float(values.var(ddof=1)) / len(values) for values, weight in several]
+    varies = [np.ptp(values) > ROUNDING * np.abs(values).max() for values in strata]
+    spread = [float(values.var(ddof=1)) for values, each in zip(strata, varies, strict=True) if each]
+    if not spread:
+        return 0.0, 1.0, 0.0
+    # a small set without scatter has that of the others: a single query would count as certain
+    own = [values.var(ddof=1) if each else np.mean(spread) * (len(values) < QUERIES_FROM)
+           for values, each in zip(strata, varies, strict=True)]  # fmt: skip
+    sizes = [len(values) for values in strata]
+    variances = [float(w**2 * v / n) for v, w, n in zip(own, weights, sizes, strict=True)]
     total = sum(variances)
-    parts = sum(part**2 / (len(values) - 1) for part, (values, _) in zip(variances, several, strict=True))
-    third = sum(weight**3 * float(((v - v.mean()) ** 3).mean()) / len(v) ** 2 for v, weight in several)
-    return math.sqrt(total), total**2 / parts if parts else 1.0, third / total**1.5 if total else 0.0
+    parts = sum(part**2 / max(size - 1, 1) for part, size in zip(variances, sizes, strict=True))
+    third = sum(w**3 * ((v - v.mean()) ** 3).mean() / len(v) ** 2 for v, w in zip(strata, weights, strict=True))
+    return math.sqrt(total), total**2 / parts, float(third) / total**1.5
 
 
 def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, seed: int = 0) -> float:

@@ -76,11 +76,12 @@ class Comparer:
         return f"{names}, {'guard' if on_guard else 'held-out'} queries: {gap.verdict} ({gap.figures()})"
 
     def _summary(self, system: str, against: Sequence[str]) -> str:
-        verdicts = {other: self._difference(system, other, False).verdict for other in against}
-        reason = {"no difference": " (the interval holds 0)", "cannot tell": " (too few queries)"}
+        gaps = {other: self._difference(system, other, False) for other in against}
+        reason = {"no difference": " (the interval holds 0)"}
         parts = [
-            f"{VERDICT_IN_A_SENTENCE[verdict]} {self.labels[other]}{reason.get(verdict, '')}"
-            for other, verdict in verdicts.items()
+            f"{VERDICT_IN_A_SENTENCE[gap.verdict]} {self.labels[other]}"
+            + (f" ({gap.few})" if gap.few else reason.get(gap.verdict, ""))
+            for other, gap in gaps.items()
         ]
         return f"{self.labels[system]} is {' and '.join(parts)} on the held-out queries."
 

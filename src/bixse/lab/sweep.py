@@ -164,7 +164,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
         best=best,
         best_path=out / BEST_FILE if best is not None else None,
         model_path=model if model is not None and model.is_dir() else None,
-        warnings=[*done.warnings, *_warnings(rows, seeds, best, undecided)],
+        warnings=[*done.warnings, *_warnings(best, undecided)],
         reused=done.made == 0,
         waiting=done.waiting,
     )
@@ -220,8 +220,8 @@ def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunR
 def undecided_of(rows: Sequence[SweepRow], queries: int) -> str:
     """Return why dev has not chosen the best of ranked arms; "" if it has, or for one finished arm.
 
-    Dev has not chosen with too few `queries`, among equal arms, and if the best arm's lead over the next lies within
-    one standard error of the difference over seeds.
+    Dev has not chosen with too few `queries`, among equal arms, with one seed, and if the best arm's lead over the next
+    lies within one standard error of the difference over seeds.
     """
     ended = [row for row in rows if row.status == "finished" and row.best is not None]
     if len(ended) < 2:
@@ -233,6 +233,8 @@ def undecided_of(rows: Sequence[SweepRow], queries: int) -> str:
     if lead <= ROUNDING:
         equal = [str(row.arm) for row in ended if (first.best or 0.0) - (row.best or 0.0) <= ROUNDING]
         return f"arms {', '.join(equal)} are equal on dev"
+    if len(first.seeds) == 1:
+        return "with one seed per arm nobody knows how much is chance; list several under `seeds`"
     error = math.sqrt(sum((row.spread or 0.0) ** 2 / len(row.seeds) for row in (first, second)))
     if lead <= error:
         return f"arm {second.arm} is within one standard error over seeds ({lead:.4f} of {error:.4f})"
@@ -324,12 +326,10 @@ def _drop_models(out: Path, runs: Sequence[ArmRun], results: Mapping[str, RunRes
             clear(out / RUNS_FOLDER / run.name, results[run.name], keep_models=False)
 
 
-def _warnings(rows: Sequence[SweepRow], seeds: Sequence[int], best: SweepRow | None, undecided: str) -> list[str]:
+def _warnings(best: SweepRow | None, undecided: str) -> list[str]:
     warnings = [] if best is None else [f"best arm: {warning}" for warning in best.warnings]
     if undecided:
         warnings.append(f"cannot tell which arm is best: {undecided}; the first of them is taken")
-    if len(seeds) == 1 and len(rows) > 1:
-        warnings.append("one seed per arm: nobody knows how much of a difference is chance; list several under `seeds`")
     return warnings
 
 

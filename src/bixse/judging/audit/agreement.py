@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 AgreementMeasure: TypeAlias = Callable[[Floats], Floats]
 """A function of tables of counts, shape (..., rows, columns): one value per table, or NaN."""
+MOST_GROUPS = 1000
+"""Tables per interval: with one per query, ranks of many queries and distinct grades would take minutes."""
 _BLOCK_SIZE = 1 << 22  # counts of tables in memory: about 100 MB
 
 
@@ -44,19 +46,25 @@ class CountsByQuery:
         return {name: float(measure(self.total)) for name, measure in measures.items()}
 
     def left_out(self, measures: Mapping[str, AgreementMeasure]) -> dict[str, Floats]:
-        """Return each measure of the table without one of the queries, shape (Q,)."""
+        """Return each measure of the table without one of the queries, or of `MOST_GROUPS` groups of them, (Q,)."""
+        queries = self.counts.shape[0]
+        groups = np.arange(queries) % MOST_GROUPS
+        counts = coo_matrix((np.ones(queries), (groups, np.arange(queries)))).tocsr() @ self.counts
         block = max(1, _BLOCK_SIZE // (self.shape[0] * self.shape[1]))
         parts: dict[str, list[Floats]] = {name: [] for name in measures}
-        for start in range(0, self.counts.shape[0], block):
-            tables = self.total - self.counts[start : start + block].toarray().reshape(-1, *self.shape)
+        for start in range(0, counts.shape[0], block):
+            tables = self.total - counts[start : start + block].toarray().reshape(-1, *self.shape)
             for name, measure in measures.items():
                 parts[name].append(measure(tables))
         return {name: np.concatenate(values) for name, values in parts.items()}
 
     def estimates(self, measures: Mapping[str, AgreementMeasure], few: str) -> dict[str, IntervalEstimate]:
         """Return the measures with 95 % intervals, or without for the reason `few` (`few_of_classes`)."""
+        values = self.values(measures)
+        if few:
+            return {name: jackknife_estimate(value, np.empty(0), few) for name, value in values.items()}
         left_out = self.left_out(measures)
-        return {name: jackknife_estimate(value, left_out[name], few) for name, value in self.values(measures).items()}
+        return {name: jackknife_estimate(value, left_out[name], highest=1.0) for name, value in values.items()}
 
 
 def agreement_in_words(kappa: IntervalEstimate, name: str = "kappa") -> str:

@@ -19,7 +19,7 @@ from bixse.files.files import file_hash, write_atomically
 from bixse.judging.audit.audit import common_pairs, first_relevant, grade_levels, join_labels, query_ids_of
 from bixse.judging.audit.labels import impossible_lines, labels_of
 from bixse.report.table import format_difference, format_interval, format_table
-from bixse.results import IntervalEstimate
+from bixse.results import VERDICT_WORDS, IntervalEstimate, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,6 +105,8 @@ class GradeMapResult:
             ["a constant", figures.brier_constant, None],
         ]
         change = IntervalEstimate(figures.change, figures.change_low, figures.change_high)
+        verdict = VERDICT_WORDS[change.verdict(lower_is_better=True)]
+        few = too_few(figures.queries)
         lines = [
             f"{fitted.judge}: map fitted on {fitted.labels} human labels of {fitted.queries} queries, "
             f"measured on {figures.pairs} pairs, each by the map of other queries",
@@ -112,7 +114,7 @@ class GradeMapResult:
             format_table(rows, ["held-out queries", "Brier", "ECE"]),
             "",
             f"change of the Brier score {format_difference(change.value or 0.0)} "
-            f"{format_interval(change.low, change.high, signed=True)}",
+            f"{format_interval(change.low, change.high, signed=True)}: {verdict}{f' ({few})' if few else ''}",
         ]
         return "\n".join([*lines, *impossible_lines(self.impossible)])
 

@@ -378,7 +378,8 @@ class SampledMean:
         seen = len(np.unique(self.sample.query[self.sample.labelled]))
         # Satterthwaite's degrees of freedom for the sum of both variances (1946, doi:10.2307/3002019)
         parts = labels**2 / max(self._units - 1, 1.0) + queries**2 / max(seen - 1, 1)
-        return self._interval(labels + queries, (labels + queries) ** 2 / parts if parts else 1.0)
+        freedom = (labels + queries) ** 2 / parts if parts else 1.0
+        return self._interval(labels + queries, freedom, too_few(self.sample.queries))
 
     def growth_to(self, variance: float) -> float | None:
         """Return the factor on the probabilities that lowers the labels' variance to `variance`, or None."""
@@ -405,10 +406,10 @@ class SampledMean:
         enough = complete or not counts.any() or (int(counts[labelled].sum()) > 1 and scatters)
         return "" if enough else "too few labels, or all alike"
 
-    def _interval(self, variance: float, freedom: float) -> IntervalEstimate:
-        few = too_few(len(self.sample.labelled), "labelled units", UNITS_FROM) or self._unknown
+    def _interval(self, variance: float, freedom: float, few: str = "") -> IntervalEstimate:
+        few = few or too_few(len(self.sample.labelled), "labelled units", UNITS_FROM) or self._unknown
         if few or variance <= _SMALLEST:  # all is labelled: no interval is needed for these queries
-            return IntervalEstimate(self.value, few=few or "exact")
+            return IntervalEstimate(self.value, few=few or ("exact" if self.value else ""))
         half = float(stdtrit(freedom, interval_bounds(0.95)[1])) * float(np.sqrt(variance))
         return IntervalEstimate(self.value, self.value - half, self.value + half)
 

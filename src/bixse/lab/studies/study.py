@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from bixse.errors import ConfigError, InputError, did_you_mean
-from bixse.evaluation.statistics import ROUNDING, difference_of
+from bixse.evaluation.statistics import ROUNDING, difference_of, worth_of
 from bixse.lab.experiments import Arm
 from bixse.lab.lab_config import merged
 from bixse.lab.studies.measures import train_and_score
@@ -258,8 +258,9 @@ def crossed_interval(
     error, rounding = math.sqrt(variance), ROUNDING * float(np.abs(table).max())
     if error <= rounding:  # rounding alone is no scatter
         return difference_of(mean if abs(mean) > rounding else 0.0, 0.0, 1.0, 0.0, table.shape[1], confidence)
+    worth = worth_of(map(int, sizes), [1 / len(sizes)] * len(sizes))
     skewness = sum(third for _, _, third, _ in parts) / variance**1.5
-    return difference_of(mean, error, variance**2 / spread, skewness, table.shape[1], confidence)
+    return difference_of(mean, error, variance**2 / spread, skewness, table.shape[1], confidence, worth)
 
 
 def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, float, float, int]:
