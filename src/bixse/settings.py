@@ -131,6 +131,16 @@ class Settings(BaseModel):
         return {**values, **moved}
 
 
+def named_words(value: Any) -> Any:
+    """Parse words such as train=0.8 or query=search into names and values; for a validator."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    words = [str(word).partition("=") for word in value]
+    if len({name for name, _, _ in words}) < len(words) or not all(text for _, _, text in words):
+        raise ValueError("expected NAME=VALUE, each name once; fix: as in train=0.8 test=0.2, or query=search")
+    return {name: text for name, _, text in words}
+
+
 def map_paths(value: Any, change: Callable[[Path], Path]) -> Any:
     """Apply a function to the path of a path setting, or to each path of a list."""
     if isinstance(value, (list, tuple)):

@@ -1,11 +1,13 @@
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st_modules
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
@@ -14,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.head import RelevanceHead, Threshold
+from bixse.encoders.head import RelevanceHead, Threshold, save_heads
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path, load_relevance_model
 from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
@@ -84,6 +86,53 @@ def test_a_head_is_read_as_it_was_saved_and_of_an_older_version_without_priors(t
     old = {"logit_scale": 20.0, "logit_bias": -15.0, "slope": 0.5, "intercept": 1.0, "calibrated_on": "100 pairs"}
     (tmp_path / "relevance_head.json").write_text(json.dumps(old))
     assert RelevanceHead.load(tmp_path) == RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs")
+
+
+def changed_weights(model):
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.5)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_head_stays_with_its_weights_and_goes_when_others_are_saved_over_them(
+    tiny_model, tmp_path, caplog, capsys, dense
+):
+    head, folder = RelevanceHead(10.0, -5.0), tmp_path / "model"
+    if dense:
+        width = tiny_model.get_embedding_dimension()
+        tiny_model.append(st_modules.Dense(width, width))
+    tiny_model.head = head
+    save_whole(tiny_model, folder)
+    plain = SentenceTransformer(str(folder), device="cpu")
+    plain.save_pretrained(str(folder))  # the same weights
+    (folder / "SHA256SUMS").unlink()
+    shutil.copytree(folder, folder / "checkpoint-1")
+    moved = shutil.move(folder, tmp_path / "moved")
+    assert load_relevance_model(moved).head == head
+    changed_weights(plain[-1] if dense else plain)
+    plain.save_pretrained(str(moved))
+    with pytest.raises(ModelError) as caught:
+        load_relevance_model(moved)
+    assert "head" in caught.value.got and "relevance_head.json" in caplog.text
+    assert ("2_Dense" in caplog.text) == dense
+    assert RelevanceHead.load(moved) is None and RelevanceHead.load(moved / "checkpoint-1") == head
+    new = RelevanceHead(8.0, -4.0, calibrated_on="the new weights")
+    new.save(moved)
+    assert load_relevance_model(moved).head == new
+
+
+def test_weights_in_parts_keep_their_head_and_a_model_without_one_drops_that_of_the_folder(tiny_model, tmp_path):
+    tiny_model.head = RelevanceHead(10.0, -5.0)
+    tiny_model.save_pretrained(str(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    tiny_model[0].auto_model.save_pretrained(str(tmp_path), max_shard_size="20KB")
+    assert RelevanceHead.load(tmp_path) is None, "bixse did not write these parts"
+    save_heads(tiny_model.heads, tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1 and RelevanceHead.load(tmp_path) == tiny_model.head
+    tiny_model.head = None
+    changed_weights(tiny_model)
+    tiny_model.save_pretrained(str(tmp_path))
+    assert not (tmp_path / "relevance_head.json").exists()
 
 
 BROKEN = [(key, value) for key in ("logit_scale", "logit_bias", "slope", "intercept")

@@ -169,7 +169,7 @@ def test_a_key_that_ends_in_mid_run_stops_it(server, monkeypatch, status):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     address, statuses = server.scenario(key=KEY, delay=0.005, key_status=status), []
     with ServerJudge(address, RUBRIC) as judge, pytest.raises(InputError, match="OPENAI_API_KEY"):
-        assert KEY not in repr(judge) + repr(vars(judge)) + repr(vars(judge._client)) + repr(dict(judge.identity))
+        assert KEY not in repr(judge) + repr(vars(judge)) + repr(vars(judge.client)) + repr(dict(judge.identity))
         statuses.extend(statuses_of_many(judge, 5000, 100, lambda: server.change(address, key="changed")))
     assert 100 <= len(statuses) < 5000
     assert server.stats(address)["counts"][f"refused {status}"] <= 64 + 16  # in flight, and a few more until it is sure
@@ -196,7 +196,7 @@ def test_closing_the_generator_cancels_pending_requests(server):
         answers = judge.answers(planted_question(str(number)) for number in range(1000))
         next(answers)
         answers.close()
-        assert tasks_of(judge._client) == []
+        assert tasks_of(judge.client) == []
         asked = server.stats(address)["counts"]["chat"]
         time.sleep(0.3)
         assert server.stats(address)["counts"]["chat"] == asked < 100
@@ -211,7 +211,7 @@ def test_an_error_of_the_giver_of_questions_ends_it(server):
     with ServerJudge(server.scenario(), RUBRIC) as judge:
         with pytest.raises(RuntimeError, match="no more"):
             list(judge.answers(questions()))
-        assert tasks_of(judge._client) == []
+        assert tasks_of(judge.client) == []
 
 
 def test_closing_the_client_in_mid_run_ends_it(server):
@@ -441,7 +441,7 @@ def test_headers_are_sent_from_the_environment_and_the_value_is_never_repeated(s
     address = server.scenario(header=["api-key", KEY])
     with ServerJudge(address, RUBRIC, JudgeOptions(headers={"API-Key": "${AZURE_KEY}"})) as judge:
         assert ask_one(judge).status == "graded"
-        assert KEY not in repr(vars(judge)) + repr(vars(judge._client)) + repr(dict(judge.identity))
+        assert KEY not in repr(vars(judge)) + repr(vars(judge.client)) + repr(dict(judge.identity))
         plain = dict(judge.identity)
     with pytest.raises(InputError) as caught:  # the server repeats the header in its message
         ServerJudge(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter
 
 from bixse.errors import InputError, ModelError, first_fault
-from bixse.files.files import write_with_hash
+from bixse.files.files import file_hash, storage_errors, write_with_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
 HEAD_FILE = "relevance_head.json"
 EXPORT_FOLDER = "export"
 """Folder in a model folder with the head as code for stores, written by `bixse calibrate`."""
+_WEIGHTS = ("*.safetensors", "*[0-9]_[A-Z]*/**/*.safetensors")
+"""Weights of a model and of its modules, such as 2_Dense; not those of checkpoints and copies inside the folder."""
 Cosines = TypeVar("Cosines", float, "NDArray[np.float64]")
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 """Ranges are checked when a file is read, not for a head made in Python."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,8 @@ class _HeadFile(RelevanceHead):
 
     cut: tuple[RelevanceHead, ...] = ()
     """The heads of shorter embeddings."""
+    weights: dict[str, str] = field(default_factory=dict)
+    """File of weights -> SHA-256 when the heads were saved; {} in files of earlier versions."""
 
 
 def at_lengths(head: RelevanceHead | None, dimensions: Iterable[int]) -> dict[int | None, RelevanceHead]:
@@ -172,7 +179,10 @@ def at_lengths(head: RelevanceHead | None, dimensions: Iterable[int]) -> dict[in
 
 
 def load_heads(folder: Path) -> dict[int | None, RelevanceHead]:
-    """Return dimensions -> head of a model folder; raises ModelError for a damaged file."""
+    """Return dimensions -> head of a model folder; raises ModelError for a damaged file.
+
+    Heads of other weights than lie in the folder are left out, with a warning.
+    """
     path = folder / HEAD_FILE
     if not path.is_file():
         return {}
@@ -184,15 +194,45 @@ def load_heads(folder: Path) -> dict[int | None, RelevanceHead]:
             "above 0, logit_bias, slope and intercept, and priors and thresholds between 0 and 1; fix: delete the "
             "file and run `bixse calibrate` on the model"
         ) from error
-    first = RelevanceHead(**{field.name: getattr(file, field.name) for field in fields(RelevanceHead)})
+    # a file that is missing was not downloaded, or is now in parts, which have other names
+    there = _weights(folder) if file.weights else []
+    if changed := [name for name in there if file.weights.get(name) != _hash(folder / name)]:
+        log.warning(
+            "%s: left out, since it was made for other weights than %s; run `bixse calibrate` on the model",
+            path, ", ".join(changed[:3]),
+        )  # fmt: skip
+        return {}
+    first = RelevanceHead(**{each.name: getattr(file, each.name) for each in fields(RelevanceHead)})
     return {head.dimensions: head for head in (first, *file.cut)}
 
 
-def save_heads(heads: Mapping[int | None, RelevanceHead], folder: Path) -> None:
-    """Write the heads of a model, that of the whole embedding first, and their hash if the folder has hashes."""
+def save_heads(heads: Mapping[int | None, RelevanceHead], folder: Path, *, before_weights: bool = False) -> None:
+    """Write the heads of the weights in a folder, that of the whole embedding first, and their hash if it has hashes.
+
+    With `before_weights` the heads are those of weights that are written later, and belong to any weights.
+    """
+    if not heads:  # those of an earlier model
+        with storage_errors(folder):
+            (folder / HEAD_FILE).unlink(missing_ok=True)
+        return
     first, *rest = sorted(heads.values(), key=lambda head: -(head.dimensions or math.inf))
     content = asdict(first) | ({"cut": [asdict(head) for head in rest]} if rest else {})
+    content["weights"] = {} if before_weights else {name: file_hash(folder / name) for name in _weights(folder)}
     write_with_hash(folder / HEAD_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def _weights(folder: Path) -> list[str]:
+    return sorted({path.relative_to(folder).as_posix() for pattern in _WEIGHTS for path in folder.glob(pattern)})
+
+
+def _hash(path: Path) -> str:
+    facts = path.stat()
+    return _hash_of(path, facts.st_mtime_ns, facts.st_size)
+
+
+@functools.lru_cache(256)  # seconds for a large decoder, whose heads are read several times
+def _hash_of(path: Path, changed: int, size: int) -> str:
+    return file_hash(path)
 
 
 def log_odds(probability: float, name: str = "probability") -> float:

@@ -124,8 +124,7 @@ class RelevanceModel(SentenceTransformer):
         if self.instructions is not None:
             text = json.dumps(self.instructions.model_dump(), indent=2, ensure_ascii=False)
             write_atomically(Path(path) / INSTRUCTIONS_FILE, f"{text}\n")
-        if self.heads:
-            save_heads(self.heads, Path(path))
+        save_heads(self.heads, Path(path))
 
 
 def check_texts(query: str, documents: Sequence[str]) -> None:

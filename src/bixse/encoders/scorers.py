@@ -102,8 +102,7 @@ class Scorer(BaseModel):
         drop_hashes(Path(path))  # they belong to the older files
         with storage_errors(Path(path)), usual_modes(Path(path)):
             super().save(path, *args, **kwargs)
-        if self.heads:
-            save_heads(self.heads, Path(path))
+        save_heads(self.heads, Path(path))
 
 
 class Reranker(Scorer, CrossEncoder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -63,10 +62,8 @@ class Asking(Generic[Record]):
 
     def __post_init__(self) -> None:
         self._elsewhere: list[tuple[str, Question]] = []  # other processes are asking these
-        self._in_flight: dict[str, float] = {}  # key -> dollars that the answer is expected to cost
-        self._started, self._highest_price = 0, 0.0
-        self._is_priced = self.spending.prices.per_million is not None
-        self._before = self.spending.spent().usd if self._is_priced else 0.0
+        self._before, self._in_flight = self.spending.spent(), set[str]()
+        self._started, self._highest_price, self._highest_guess = 0, 0.0, 0.0
         self._is_short = False  # the budget had no room for a question beside those in flight
 
     def run(self, questions: Sequence[tuple[str, Question]], step: Step | None = None) -> None:
@@ -80,15 +77,13 @@ class Asking(Generic[Record]):
                 if step is not None:
                     step(self.asked - asked, self.note, self.reused - reused)
                     asked, reused = self.asked, self.reused
-            dropped = len(self._in_flight)
-            for key in self._in_flight:  # without an answer, since the limit left no room for a try
-                self.ledger.give_back(key)
-                self._is_short = True
-            self._in_flight.clear()
+            is_idle = self._started == started
+            while self._in_flight:  # without an answer, since the limit left no room for a try
+                self.ledger.give_back(self._in_flight.pop())
+                self._is_short, self._started = True, self._started - 1
             self._reserve()
-            if self._is_short and self._started == started:
+            if self._is_short and is_idle:
                 self.stopped = self.spending.limit_reached
-            self._started -= dropped
             if self.stopped is not None or not (self._elsewhere or self._is_short):
                 break
             if len(self._elsewhere) == before and not self._is_short:
@@ -103,7 +98,7 @@ class Asking(Generic[Record]):
     def note(self) -> str:
         """Counts of this run's answers by status, and their price, for a progress bar."""
         counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
-        usd = self.spending.spent().usd - self._before if self._is_priced else 0.0
+        usd = self.spending.spent() - self._before
         return f"{counts}, {usd:.4f} US dollars" if usd else counts
 
     def _to_ask(self, questions: Iterable[tuple[str, Question]]) -> Iterator[Question]:
@@ -123,19 +118,20 @@ class Asking(Generic[Record]):
             elif self._reuse(key, self.ledger.find(key)):  # another process answered between the find and the claim
                 self.ledger.give_back(key)
             else:
-                self._in_flight[key] = self._guess(question)
+                self._in_flight.add(key)
                 self._reserve()
                 self._started += 1
                 yield question
 
     def _take(self, question: Question, answer: Record) -> None:
         key = question.key(self.identity)
-        if not self.spending.by_request and self._is_priced:
+        # the client of a server books its requests itself
+        if "server" not in self.identity and self.spending.prices.per_million is not None:
             usage = None if answer.usage_unknown else answer.usage
             self.spending.book(answer.judge, answer.status, usage, self._guessed_usage(question))
         self.ledger.write(key, answer, question.query_id, question.document_id, question.variant, question.repeat)
         self._highest_price = max(self._highest_price, self.spending.prices.usd(answer.usage) or 0.0)
-        self._in_flight.pop(key, None)
+        self._in_flight.discard(key)
         self._reserve()
         self.settled.add(key)
         self.asked += 1
@@ -152,20 +148,20 @@ class Asking(Generic[Record]):
     def _guessed_usage(self, question: Question) -> Usage:
         return guessed_usage(question.characters, self.identity.get("parameters", {}).get("max_tokens"))
 
-    def _guess(self, question: Question) -> float:
-        """Return the highest price of a question so far, or a high guess before the first answer."""
-        highest = max(self._highest_price, self.spending.highest)
-        samples = 1 if self._highest_price else self.identity.get("parameters", {}).get("samples") or 1
-        return (highest or self.spending.prices.usd(self._guessed_usage(question)) or 0.0) * int(samples)
-
-    def _reserve(self) -> None:
-        highest = max(self._highest_price, self.spending.highest)
-        self.spending.reserved = math.fsum(max(guess, highest) for guess in self._in_flight.values())
+    def _reserve(self, question: Question | None = None) -> float:
+        """Reserve for each question in flight the highest price so far, or a high guess before the first; return it."""
+        if question is not None:
+            guess = self.spending.prices.usd(self._guessed_usage(question)) or 0.0
+            self._highest_guess = max(self._highest_guess, guess)
+        samples = 1 if self._highest_price else int(self.identity.get("parameters", {}).get("samples") or 1)
+        price = max(self._highest_price, samples * (self.spending.highest or self._highest_guess))
+        self.spending.reserved = len(self._in_flight) * price
+        return price
 
     def _affordable(self, question: Question) -> bool:
         """Return whether the limits leave room for one more question; if not, set `stopped` or `_is_short`."""
         if self.max_questions is not None and self._started >= self.max_questions:
             self.stopped = f"the limit of {self.max_questions} questions was reached"
         if self.spending.prices.max_usd is not None and self.stopped is None:
-            self._is_short = not self.spending.affordable(self._guess(question))
+            self._is_short = not self.spending.affordable(self._reserve(question))
         return self.stopped is None and not self._is_short

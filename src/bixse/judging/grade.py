@@ -96,16 +96,14 @@ class Estimate:
             "answers": "from the usage of answers so far",
             "characters": "a guess at four characters per token",
         }[self.counted_by]
-        left, lines = self.questions - self.answered, []
+        unknown, left, lines = "unknown (--prices READ WRITTEN tells it)", self.questions - self.answered, []
         if self.times_as_many_rows > 1:
             lines.append(f"the first shard alone; all rows are {self.times_as_many_rows:.1f} times as many")
         lines += [
             f"{self.pairs} pairs, {self.questions} questions to {name}: {self.answered} answered, {left} to ask",
             f"tokens to read     {self.prompt_tokens:,} ({counted})",
             f"tokens to write    {self.completion_tokens:,}",
-            "price              unknown (--prices READ WRITTEN tells it)"
-            if self.usd is None
-            else f"price              {self.usd:.4f} US dollars (no discount for cached prompts)",
+            f"price              {unknown if self.usd is None else f'{self.usd:.4f} US dollars (no cache discount)'}",
         ]
         if self.seconds is not None:
             lines.append(f"time               {duration(self.seconds)} at {self.at_once} at once, from answers so far")
@@ -297,10 +295,7 @@ def grade(
     return result
 
 
-NO_PAIRS = (
-    "--pairs: got none; expected at least one, in a file or folder with query and document; fix: name it, or check the "
-    "export"
-)
+NO_PAIRS = "--pairs: got none; expected at least one, with query and document; fix: name a file, or check the export"
 
 
 def read_pairs(config: GradeConfig) -> Sequence[Pair] | None:
@@ -316,12 +311,12 @@ def read_pairs(config: GradeConfig) -> Sequence[Pair] | None:
 
 def charge(judge: Any, ledger: Path, prices: Prices) -> Spending:
     """Return the spending of a ledger, and begin to book the judge's requests there, if it is a server."""
-    spending = getattr(judge, "spending", None)
-    if not isinstance(spending, Spending) or (spending.ledger, spending.prices) != (ledger.absolute(), prices):
+    client = getattr(judge, "client", None)
+    spending: Spending | None = getattr(client, "spending", None)
+    if spending is None or (spending.ledger, spending.prices) != (ledger.absolute(), prices):
         spending = Spending(ledger, prices)
-    spending.start()  # before the requests since the judge was opened are booked
-    if hasattr(judge, "charge_to"):
-        judge.charge_to(spending)
+        if client is not None:
+            client.charge_to(spending)
     return spending
 
 
@@ -363,10 +358,9 @@ def open_grading(
 
 def spending_of(out: Path, ledger: Path | None, prices: Prices) -> Spending:
     """Return the spending of the ledger that a run in `out` uses, before its judge is opened."""
-    results: Mapping[str, Any] = {}
     with suppress(InputError):  # of no record, or a damaged one, which the run reports
-        results = read_record(out / RUN_FILE)["results"]
-    return Spending(ledger or ledger_of(out, results), prices).start()
+        ledger = ledger or ledger_of(out, read_record(out / RUN_FILE)["results"])
+    return Spending(ledger or out / LEDGER_NAME, prices)
 
 
 def ledger_of(folder: Path, results: Mapping[str, Any]) -> Path:

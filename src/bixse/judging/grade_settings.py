@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from bixse.judging.rubrics import Rubric, load_rubric
-from bixse.settings import Flag, Settings
+from bixse.settings import Flag, Settings, named_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from bixse.judging.judge import Usage
 
 MILLION = 1_000_000
@@ -62,25 +61,12 @@ NamedRubric = Annotated[
 """A rubric, or the name by which `load_rubric` finds it."""
 
 
-def _words(value: Any, read: Callable[[str], Any] = str) -> Any:
-    """Read the words NAME=VALUE of a command line as a mapping."""
-    words = [value] if isinstance(value, str) else value
-    if not isinstance(words, (list, tuple)):
-        return value
-    if not all("=" in str(word) for word in words):
-        raise ValueError("expected NAME=VALUE; fix: write = behind the name")
-    return {name: read(text) for name, _, text in (str(word).partition("=") for word in words)}
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def _fields(value: Any) -> Any:
-    fields = _words(value, _json_or_text)
+    """Read the words of a command line as fields, each value as JSON or else as a text."""
+    fields = named_words(value)
+    for name, text in fields.items() if fields is not value else ():
+        with suppress(ValueError):
+            fields[name] = json.loads(text)
     if isinstance(fields, dict) and (refused := sorted({"model", "messages", "stream"} & set(fields))):
         raise ValueError(f"expected fields that bixse does not set itself; fix: leave {refused[0]} out")
     return fields
@@ -97,11 +83,9 @@ class ServerSettings(Settings):
     """Maximum seconds per request."""
     api_key_variable: str = "OPENAI_API_KEY"
     """Name of the environment variable with the API key."""
-    headers: Annotated[dict[str, str], BeforeValidator(_words), Flag(metavar="NAME=VALUE")] = Field(
-        default_factory=dict
-    )
+    headers: Annotated[dict[str, str], BeforeValidator(named_words), Flag(metavar="NAME=VALUE")] = Field(default={})
     """HTTP headers to add to each request. $NAME in a value is the environment variable NAME: write keys this way."""
-    body: Annotated[dict[str, Any], BeforeValidator(_fields), Flag(metavar="NAME=VALUE")] = Field(default_factory=dict)
+    body: Annotated[dict[str, Any], BeforeValidator(_fields), Flag(metavar="NAME=VALUE")] = Field(default={})
     """Fields to add to the JSON of each chat request, such as reasoning_effort=low. They are part of the judge: with
     other fields, all questions are asked again."""
 

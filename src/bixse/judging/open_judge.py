@@ -44,32 +44,19 @@ class JudgeSettings(JudgeOptions):
     def open(self, rubric: Rubric, spending: Spending | None = None) -> Judge:
         """Open the judge; raise InputError for a name that cannot be one. A server's requests go into `spending`."""
         name = self.name
-        if not name.strip():
-            raise InputError(
-                f"--judge: got {shorten(name)}; expected an address (http://...), a model's name or folder, "
-                "cross-encoder:NAME or replay:qrels:FILE; fix: name a judge"
-            )
-        if _BARE_ADDRESS.fullmatch(name) and not Path(name).exists():
-            raise InputError(
-                f"--judge: got {shorten(name)}; expected the address of a server with http:// or https:// before it; "
-                f"fix: --judge http://{name}"
-            )
         if name.startswith(("http://", "https://")):
             from bixse.judging.judges.server_judge import ServerJudge
 
             return ServerJudge(name, rubric, self, spending)
         kind, colon, rest = name.partition(":")
-        if name.startswith(CROSS_ENCODER) and rest.startswith(("http://", "https://")):
-            raise InputError(
-                f"--judge: got {shorten(name)}; expected the folder or the name of a cross-encoder; fix: servers of "
-                "rerankers are not asked yet: give the model itself, cross-encoder:FOLDER"
-            )
-        if colon and f"{kind}:" not in (CROSS_ENCODER, REPLAY) and not Path(name).exists():
-            batch = " (files of requests for later answers are not written yet)" if kind == "batch" else ""
+        is_kind = f"{kind}:" in (CROSS_ENCODER, REPLAY) and not rest.startswith(("http://", "https://"))
+        is_bare = _BARE_ADDRESS.fullmatch(name) is not None
+        if not name.strip() or ((is_bare or (colon and not is_kind)) and not Path(name).exists()):
             raise InputError(
                 f"--judge: got {shorten(name)}; expected an address (http://...), a model's name or folder, "
-                f"cross-encoder:NAME or replay:qrels:FILE{batch}; fix: for a model of a server, give the server's "
-                "address, --judge http://..., and its name as --model; for grades that exist, --judge replay:qrels:FILE"
+                "cross-encoder:NAME or replay:qrels:FILE; fix: name a judge, for a model of a chat server --judge "
+                f"http://{name if is_bare else '...'} with its name as --model, for a reranker (no server is asked for "
+                "one yet) --judge cross-encoder:FOLDER, for grades that exist --judge replay:qrels:FILE"
             )
         if name.startswith(REPLAY):
             from bixse.judging.judges.replay_judge import open_replay

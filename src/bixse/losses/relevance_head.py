@@ -62,6 +62,10 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
             model.save_pretrained("my-model")
             save_relevance_head(loss, "my-model")
     """
+    return _save(loss, Path(folder), prior)
+
+
+def _save(loss: nn.Module, folder: Path, prior: float | None, before_weights: bool = False) -> RelevanceHead:
     from bixse.encoders.relevance_model import RelevanceModel
 
     head = _head_or_refuse(loss, prior)
@@ -71,8 +75,8 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
             "fix: call this after trainer.train(), with the loss that the trainer was given"
         )
     heads = at_lengths(head, getattr(loss, "dimensions", ()))
-    save_heads(heads, Path(folder))
-    add_older_settings(Path(folder))  # the folder was saved by plain sentence-transformers, which omits them
+    save_heads(heads, folder, before_weights=before_weights)
+    add_older_settings(folder)  # the folder was saved by plain sentence-transformers, which omits them
     model = getattr(loss, "model", None)
     if isinstance(model, RelevanceModel):
         model.heads = heads
@@ -130,7 +134,7 @@ class SaveRelevanceHead(TrainerCallback):
             restore_head(self.loss, head)
         if state.is_world_process_zero:
             prior = head.trained_prior if head is not None else self._prior()
-            save_relevance_head(self.loss, args.output_dir or ".", prior)
+            _save(self.loss, Path(args.output_dir or "."), prior, before_weights=True)
 
     def _prior(self) -> float | None:
         return self._targets / self._steps if self._steps else None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from bixse.preparing.formats import SourceSettings, named_words
+from bixse.preparing.formats import SourceSettings
 from bixse.preparing.transforms import (
     Binarise,
     KeepFrom,
@@ -16,7 +16,7 @@ from bixse.preparing.transforms import (
     Transform,
     WithoutDuplicates,
 )
-from bixse.settings import Flag
+from bixse.settings import Flag, named_words
 
 if TYPE_CHECKING:
     from typing import Self

@@ -15,7 +15,7 @@ from bixse.files.files import is_unicode
 from bixse.files.rows import FORMATS as FILE_FORMATS
 from bixse.files.rows import kind_of, other_form, raw_rows, read_blocks, stem_of, text_lines
 from bixse.relevance import GradeScale
-from bixse.settings import Flag, Settings
+from bixse.settings import Flag, Settings, named_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,16 +94,6 @@ def _formats() -> dict[str, Format]:
 
 
 FORMATS = _formats()
-
-
-def named_words(value: Any) -> Any:
-    """Parse words such as train=0.8 or query=search into names and values; for a validator."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    words = [str(word).partition("=") for word in value]
-    if len({name for name, _, _ in words}) < len(words) or not all(text for _, _, text in words):
-        raise ValueError("expected PART=SHARE or COLUMN=NAME, each once; fix: as in train=0.8 test=0.2, query=search")
-    return {name: text for name, _, text in words}
 
 
 class SourceSettings(Settings):

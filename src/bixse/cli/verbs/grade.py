@@ -23,8 +23,7 @@ def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
 
     pairs = read_pairs(config)
     # a dry run writes nothing: its known questions are not booked
-    spending = None if options.dry_run else spending_of(options.folder, config.ledger, config.prices)
-    judge = config.open(spending)
+    judge = config.open(None if options.dry_run else spending_of(options.folder, config.ledger, config.prices))
     doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
     try:
         if options.dry_run:

@@ -103,6 +103,7 @@ def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
     """Generate and clean queries, keep each query once, and return counts."""
     from bixse.judging.generate.generate import generate
     from bixse.judging.grade import spending_of
+    from bixse.judging.spending import cost_text
     from bixse.progress import progress_bar
 
     out = options.folder
@@ -115,7 +116,7 @@ def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
     lines += [f"  {count} texts not kept: {reason}" for reason, count in result.refused.items()]
     lines.append(
         f"{result.asked} requests, {result.reused} texts from the ledger; {result.prompt_tokens:,} tokens read, "
-        f"{result.completion_tokens:,} written{result.cost}"
+        f"{result.completion_tokens:,} written{cost_text(result.usd_spent, result.unpriced, result.usd)}"
     )
     if result.stopped:
         lines.append(f"stopped: {result.stopped}; the same command with a higher limit continues")

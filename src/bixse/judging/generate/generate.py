@@ -9,6 +9,7 @@ import re
 import time
 import tomllib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +25,7 @@ from bixse.judging.grade import charge
 from bixse.judging.judge import Completion, Question
 from bixse.judging.judges.reading import is_refusal
 from bixse.judging.ledger import Ledger
-from bixse.judging.spending import LEDGER_NAME, cost_text
+from bixse.judging.spending import LEDGER_NAME
 from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 
 if TYPE_CHECKING:
@@ -81,23 +82,22 @@ def clean_query(text: str) -> str:
         return ""  # the reasoning did not end
     lines = answer.split("\n")
     for number, line in enumerate(lines, start=1):
-        if query := _clean_line(line):
-            return _first_text("\n".join([query, *lines[number:]])) if _JSON.match(query) else query
+        if (query := _clean_line(line)) and _JSON.match(query):
+            with suppress(ValueError, RecursionError):
+                return _first_text(json.JSONDecoder().raw_decode("\n".join([query, *lines[number:]]))[0])
+            return ""
+        if query:
+            return query
     return ""
 
 
-def _first_text(content: str) -> str:
-    """Return the cleaned first text in the JSON at the start of a text, or ""."""
-    try:
-        value = json.JSONDecoder().raw_decode(content)[0]
-    except (ValueError, RecursionError):
-        return ""
-    while isinstance(value, (list, dict)) and value:
-        if isinstance(value, list):
-            value = value[0]
-        else:
-            named = [name for name in value if name.lower() in _KEYS]
-            value = value[named[0]] if named else next(iter(value.values())) if len(value) == 1 else None
+def _first_text(value: Any) -> str:
+    """Return the cleaned first text in parsed JSON, or ""; of an object that of a query, or its only one."""
+    if isinstance(value, dict):
+        named = [inner for name, inner in value.items() if name.lower() in _KEYS]
+        value = named or (list(value.values()) if len(value) == 1 else [])
+    if isinstance(value, list):
+        return _first_text(value[0]) if value else ""
     return _clean_line(value.split("\n")[0]) if isinstance(value, str) else ""
 
 
@@ -175,11 +175,6 @@ class GenerateResult:
     unpriced: int
     """Number of requests with an unknown price, which `usd_spent` lacks."""
     stopped: str | None
-
-    @property
-    def cost(self) -> str:
-        """The cost of all calls and of this one, after a comma."""
-        return cost_text(self.usd_spent, self.unpriced, self.usd)
 
     @property
     def complete(self) -> bool:

@@ -28,14 +28,13 @@ from bixse.judging.judges.endpoints import (
     ServedModel,
     ServerDownError,
     choose_model,
-    deployment,
     filled_headers,
     models_in,
+    never_complete,
     parse_address,
     proxy_of,
     refusal,
     reported_usage,
-    unreadable,
 )
 from bixse.judging.spending import OverBudgetError, guessed_usage
 
@@ -96,10 +95,8 @@ class ChatClient:
         (headers, secrets), proxy = filled_headers(settings.headers), proxy_of(self.address)
         self._has_key, self._secret = bool(key or secrets), Secret(key, *secrets)
         self._body = {"stream": False, **settings.body}  # some servers stream unless they are told not to
-        self.spending: Spending | None = None
-        self._unbooked: list[tuple[str, str, Usage | None, Usage]] = []  # requests before `charge_to`
-        if spending is not None:
-            self.charge_to(spending)
+        self._unbooked: list[tuple[str, str, Usage | None, Usage]] = []
+        self.charge_to(spending)
         self._missed = self._refusals = 0  # in a row: requests that did not reach the server, and refusals in `SHARED`
         self._rests_until = 0.0  # end of the pause that the server requested, on the monotonic clock
         self._watch: asyncio.Task[None] | None = None  # waits while the server is absent
@@ -112,12 +109,11 @@ class ChatClient:
         self._thread.start()
         self._session = self.run(_open_session(key, headers, settings.timeout, proxy))
 
-    def charge_to(self, spending: Spending) -> None:
-        """Book all requests there, those so far too, and send none above its limit."""
-        spending.by_request, self.spending = True, spending
-        for booked in self._unbooked:
-            spending.book(*booked)
-        self._unbooked.clear()
+    def charge_to(self, spending: Spending | None) -> None:
+        """Book all requests there, those so far too, and send none above its limit; None: keep them for later."""
+        self.spending = spending
+        while spending is not None and self._unbooked:
+            spending.book(*self._unbooked.pop(0))
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -250,17 +246,18 @@ class ChatClient:
                 self._note_silence(error)
                 raise
             finally:
-                self._book(str(body.get("model")), status, usage, _guess(body))
+                self._unbooked.append((str(body.get("model")), status, usage, _guess(body)))
+                self.charge_to(self.spending)
         self._silent_since, self._missed = None, 0
         try:
             reply = parse_reply(content, self._secret.keep)
         except (ValueError, TypeError, OverflowError):
             text = content if isinstance(content, str) else json.dumps(content)
             start = shorten(self._secret.keep(text[:80]))
-            if self._answered is None and (got := unreadable(content)) is not None:
+            if self._answered is None and never_complete(text):
                 raise InputError(
-                    f"{self.address}: got {got} ({start}); expected a complete answer of a chat server; fix: correct "
-                    "the address, or set up the server so that it obeys `stream: false`"
+                    f"{self.address}: got {start}; expected a complete answer of a chat server; fix: correct the "
+                    "address, or set up the server so that it obeys `stream: false`"
                 ) from None
             raise RequestError("broken", f"an incomplete reply: {start}") from None
         self._answered = self._answered or body
@@ -274,12 +271,6 @@ class ChatClient:
         if self._missed >= AWAY_AFTER and self._watch is None:
             log.warning("%s does not answer; it is asked again in a while", self.address)
             self._watch = asyncio.get_running_loop().create_task(self._until_back())
-
-    def _book(self, model: str, status: str, usage: Usage | None, guess: Usage) -> None:
-        if self.spending is None:
-            self._unbooked.append((model, status, usage, guess))
-        else:
-            self.spending.book(model, status, usage, guess)
 
     async def _send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON of a response, or its text; without a body, send a GET."""
@@ -315,7 +306,7 @@ class ChatClient:
             )
         self._raise_if_shared(listed, ("key", "quota"))
         if isinstance(listed, RequestError):
-            return choose_model(None, wanted or deployment(self.address), self.address)
+            return choose_model(None, wanted, self.address)
         return choose_model(listed, wanted, self.address)
 
     async def _list_models(self, tries: int = 1) -> list[ServedModel] | RequestError:
@@ -391,9 +382,7 @@ def _pause(error: RequestError, tries: int) -> float:
 def _guess(body: Mapping[str, Any]) -> Usage:
     """Return a high guess at the tokens of a request, for its price before any reply reports its own."""
     characters = sum(len(str(message.get("content"))) for message in body["messages"])
-    written = body.get("max_tokens") or body.get("max_completion_tokens")
-    usage = guessed_usage(characters, written)
-    return replace(usage, completion=usage.completion * body.get("n", 1))
+    return guessed_usage(characters, body.get("max_tokens") or body.get("max_completion_tokens"), body.get("n", 1))
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytearray:

@@ -60,26 +60,18 @@ def parse_address(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}{version}{mark}{query}"
 
 
-def deployment(address: str) -> str | None:
-    """Return the name of Azure's deployment in an address: Azure lists no models there."""
-    return match[1] if (match := _DEPLOYMENT.search(address)) else None
-
-
 def proxy_of(address: str) -> tuple[str, str, str] | None:
     """Return the proxy for an address from HTTP_PROXY, HTTPS_PROXY and NO_PROXY, with user and password, or None.
 
     The own machine is never asked through a proxy.
     """
-    parts = urlsplit(address)
+    parts, proxies = urlsplit(address), getproxies()
     host = (parts.hostname or "").rstrip(".")
+    is_own = host == "localhost" or host.endswith(".localhost")
     with suppress(ValueError):
-        if ip_address(host).is_loopback:
-            return None
-    if host == "localhost" or host.endswith(".localhost") or proxy_bypass(parts.netloc):
-        return None
-    proxies = getproxies()
+        is_own = ip_address(host).is_loopback
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy:
+    if not proxy or is_own or proxy_bypass(parts.netloc):
         return None
     with suppress(ValueError):
         way = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
@@ -94,24 +86,19 @@ def proxy_of(address: str) -> tuple[str, str, str] | None:
 
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _SECRET_NAME = re.compile(r"key|auth|token|secret|cookie", re.IGNORECASE)
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?", re.ASCII)
 
 
 def filled_headers(headers: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return headers with the values of the environment variables that they name, and the values to keep secret."""
-
-    def value_of(match: re.Match[str]) -> str:
-        name = match[1] or match[2]
-        if not (value := os.environ.get(name, "").strip()):
-            raise InputError(f"headers: got ${name}, which is not set; expected an environment variable; fix: set it")
-        return value
-
-    filled = {name: _VARIABLE.sub(value_of, value) for name, value in headers.items()}
-    for name, value in filled.items():
-        if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
+    filled = {}
+    for name, value in headers.items():
+        unset = [variable for variable in _VARIABLE.findall(value) if not os.environ.get(variable, "").strip()]
+        filled[name] = text = _VARIABLE.sub(lambda match: os.environ.get(match[1], "").strip(), value)
+        if unset or not (_HEADER_NAME.fullmatch(name) and text.isascii() and text.isprintable()):
             raise InputError(
-                f"headers: got {shorten(name)}, or a value with special characters; expected a name such as api-key, "
-                "and a value in ASCII; fix: correct it, or the environment variable that it names"
+                f"headers: got {shorten(name)} with {unset or 'special characters'}; expected a name such as api-key, "
+                "a value in ASCII and set variables; fix: correct it, or set the environment variable that it names"
             )
     secrets = [filled[name] for name in headers if filled[name] != headers[name] or _SECRET_NAME.search(name)]
     return filled, secrets
@@ -146,6 +133,8 @@ def models_in(content: Any) -> list[ServedModel]:
 def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, address: str) -> ServedModel:
     """Return the wanted model, or the only listed model."""
     models = listed or ()
+    if wanted is None and not models and (match := _DEPLOYMENT.search(address)):  # Azure lists no models there
+        wanted = match[1]
     if wanted is None:
         if len(models) == 1:
             return models[0]
@@ -254,8 +243,7 @@ def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secre
     detail = f"HTTP {status}: {secret.keep(shown[:DETAIL_WIDTH])}"
     kind = _kind(status, code, message, wait)
     usage = reported_usage(content)
-    silent = kind in ("away", "broken") and not usage.prompt
-    return RequestError(kind, detail, wait, usage=None if silent else usage)
+    return RequestError(kind, detail, wait, usage=usage if usage.prompt or kind not in ("away", "broken") else None)
 
 
 def error_message(content: Any) -> str:
@@ -279,19 +267,15 @@ def reported_usage(content: Any) -> Usage:
     return Usage.reported(prompt, cached, completion, written.get("reasoning_tokens"))
 
 
-def unreadable(content: Any) -> str | None:
-    """Return what a body is if no chat server means it as a complete reply, or None."""
-    if not isinstance(content, str):
-        known = isinstance(content, dict) and {"choices", "error", "detail", "message"} & set(content)
-        return None if known else "an answer without choices"
-    start = content.lstrip()
-    if re.match(r"(?:data|event|id|retry)?:", start):
-        return "a stream of events: the server streams"
-    first, newline, _ = start.partition("\n")
+_NEVER_COMPLETE = re.compile(r"\s*(?:(?:data|event|id|retry)?:|<|\{.*\}\n\s*\{)")
+
+
+def never_complete(text: str) -> bool:
+    """Return whether no chat server means a body as a complete reply: JSON without choices, a stream, a web page."""
     with suppress(ValueError, RecursionError):
-        if newline and isinstance(json.loads(first), dict):
-            return "a stream of JSON lines: the server streams"
-    return "a web page" if start.startswith("<") else None
+        content = json.loads(text)
+        return not (isinstance(content, dict) and {"choices", "error", "detail", "message"} & set(content))
+    return _NEVER_COMPLETE.match(text) is not None
 
 
 def _kind(status: int, code: object, message: str, wait: float | None) -> Failure:

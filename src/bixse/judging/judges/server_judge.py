@@ -27,7 +27,6 @@ from bixse.judging.judges.dialects import (
     simpler_form,
 )
 from bixse.judging.judges.endpoints import TRANSIENT, RequestError
-from bixse.judging.spending import guessed_usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,7 +56,7 @@ class Probe:
     """The search for the form of requests that the server understands."""
 
     def __init__(self, client: ChatClient, model: ServedModel, rubric: Rubric, options: JudgeOptions) -> None:
-        self._client, self._model, self._rubric = client, model, rubric
+        self.client, self._model, self._rubric = client, model, rubric
         self._wanted, self._max_tokens, self._samples = options.mode, options.max_tokens, options.samples
         self._seen: set[str] = set()
         self.other_models: set[str] = set()  # that answered in place of the requested model
@@ -89,11 +88,11 @@ class Probe:
     async def _reply(self, form: RequestForm, known: int) -> Reply | RequestError:
         messages = self._rubric.variants[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[known])
         try:
-            reply = await self._client.chat(request_body(form, messages, seed=0))
+            reply = await self.client.chat(request_body(form, messages, seed=0))
         except RequestError as error:
             if error.failure == "away":
                 raise BixseError(
-                    f"{self._client.address}: got {error.detail} in {error.tries} tries; expected an answer to a "
+                    f"{self.client.address}: got {error.detail} in {error.tries} tries; expected an answer to a "
                     "known question; fix: see that the server works, then give the same command again"
                 ) from None
             return error
@@ -125,7 +124,7 @@ class Probe:
             if simpler is None:
                 error = BixseError if reply.failure in TRANSIENT else InputError
                 raise error(
-                    f"{self._client.address}: got {reply.detail}; expected an answer to a plain chat request; "
+                    f"{self.client.address}: got {reply.detail}; expected an answer to a plain chat request; "
                     "fix: see the server's log"
                 )
             form = simpler
@@ -218,11 +217,11 @@ class Probe:
                 )
 
     def _unusable(self, got: str, expected: str) -> InputError:
-        return InputError(f"{self._client.address}: got {got}; expected {expected}; fix: choose {OTHER_MODES}")
+        return InputError(f"{self.client.address}: got {got}; expected {expected}; fix: choose {OTHER_MODES}")
 
     def _unanswered(self, answer: Answer) -> InputError:
         return InputError(
-            f"{self._client.address}: got {shorten(answer.text.strip())} to a known question ({answer.status}: "
+            f"{self.client.address}: got {shorten(answer.text.strip())} to a known question ({answer.status}: "
             f"{answer.detail}); expected one of {', '.join(self._rubric.labels)}; fix: raise --max-tokens if the model "
             f"reasons first, choose another model, or {OTHER_MODES}"
         )
@@ -236,19 +235,20 @@ class ServerModel:
     """A model behind a server with OpenAI's chat interface.
 
     Raise InputError for an unusable address, model or key, ServerDownError if the server does not answer, and
-    OverBudgetError if the limit of `spending` is reached. Without `spending`, requests wait for `charge_to`.
+    OverBudgetError if the limit of `spending` is reached. Without `spending`, requests wait for it.
     """
 
     def __init__(self, address: str, settings: ServerSettings, spending: Spending | None = None) -> None:
-        self._client, self._settings = ChatClient(address, settings, spending), settings
+        self.client = ChatClient(address, settings, spending)
+        self._added = {"body": settings.body} if settings.body else {}  # without it, the keys of ledgers stay the same
         try:
-            self._client.run(self.connect(settings))
+            self.client.run(self.connect(settings))
         except BaseException:
-            self._client.close()
+            self.client.close()
             raise
 
     async def connect(self, settings: ServerSettings) -> None:
-        self._model = await self._client.served_model(settings.model)
+        self._model = await self.client.served_model(settings.model)
 
     def __enter__(self) -> Self:
         return self
@@ -260,46 +260,23 @@ class ServerModel:
     def name(self) -> str:
         return self._model.name
 
-    @property
-    def spending(self) -> Spending | None:
-        """The place where the requests are booked."""
-        return self._client.spending
-
-    def charge_to(self, spending: Spending) -> None:
-        self._client.charge_to(spending)
-
-    @property
-    def _added(self) -> dict[str, Any]:
-        """The part of the identity that users add; without it, the keys of ledgers stay as they were."""
-        return {"body": self._settings.body} if self._settings.body else {}
-
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
 
 class ServerJudge(ServerModel):
     """A judge behind a server, which is first probed with questions of known answers."""
 
     def __init__(
-        self,
-        address: str,
-        rubric: Rubric,
-        options: JudgeOptions | None = None,
-        spending: Spending | None = None,
+        self, address: str, rubric: Rubric, options: JudgeOptions | None = None, spending: Spending | None = None
     ) -> None:
         self._rubric, self._options = rubric, options or JudgeOptions()
         super().__init__(address, self._options, spending)
 
     async def connect(self, settings: ServerSettings) -> None:
-        """Find the form of requests; if the limit allows no question, ask none that would only find that out."""
-        if self.spending is not None:
-            characters = sum(
-                len(m["content"]) for m in self._rubric.variants[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[0])
-            )
-            times = self._options.samples if self._options.mode == "sample" else 1
-            self.spending.check(guessed_usage(characters, self._options.max_tokens), times)
+        """Find the form of requests."""
         await super().connect(settings)
-        probe = Probe(self._client, self._model, self._rubric, self._options)
+        probe = Probe(self.client, self._model, self._rubric, self._options)
         self._finding = await probe.find()
         self._other_models = probe.other_models
 
@@ -316,7 +293,7 @@ class ServerJudge(ServerModel):
 
     @property
     def at_once(self) -> int:
-        return self._client.at_once
+        return self.client.at_once
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -360,7 +337,7 @@ class ServerJudge(ServerModel):
     warnings = doubts
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
-        return self._client.stream(questions, self._answer)
+        return self.client.stream(questions, self._answer)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
         return None
@@ -376,7 +353,7 @@ class ServerJudge(ServerModel):
             first = 1 + question.repeat * self._options.samples  # the probe has seed 0; a repetition gets new seeds
             seeds = range(first, first + self._options.samples, self.form.samples)
         bodies = [request_body(self.form, question.messages, seed) for seed in seeds]
-        ended = await asyncio.gather(*map(self._client.chat, bodies), return_exceptions=True)
+        ended = await asyncio.gather(*map(self.client.chat, bodies), return_exceptions=True)
         replies = [reply for reply in ended if isinstance(reply, Reply)]
         usage, tries = sum((reply.usage for reply in replies), Usage()), sum(reply.tries for reply in replies)
         for error in ended:
@@ -422,13 +399,13 @@ class ServerTextModel(ServerModel):
         }
 
     def complete(self, prompts: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
-        return self._client.stream(prompts, self._complete)
+        return self.client.stream(prompts, self._complete)
 
     async def _complete(self, prompt: Question) -> Completion:
         messages = [dict(message) for message in prompt.messages]
         body = {"model": self._model.id, "messages": messages, **self._parameters, "seed": prompt.repeat}
         try:
-            reply = await self._client.chat(body)
+            reply = await self.client.chat(body)
         except RequestError as error:
             status: CompletionStatus = error.failure if error.failure in ("too-long", "filtered") else "failed"
             return Completion(status, "", Usage(), error.seconds, self.name, error.detail, error.tries)
