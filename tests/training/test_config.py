@@ -70,7 +70,7 @@ def test_all_errors_together(tmp_path):
 
 
 KINDS = ("reranker", "late-interaction", "sparse")
-OF_TRANSFORMERS = [{"train_max_length": 16}, {"dropout": 0.1}, {"frozen_layers": 1}, *({"kind": k} for k in KINDS)]
+OF_TRANSFORMERS = [{"train_max_length": 16}, {"dropout": 0.1}, *({"kind": k} for k in KINDS)]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,6 @@ OF_TRANSFORMERS = [{"train_max_length": 16}, {"dropout": 0.1}, {"frozen_layers":
         ({"guard": "guard", "dev": "dev", "merge": None}, "guard without dev and merge"),
         ({"guard": ["a", "b"], "dev": "dev", "guard_split": ["a", "b", "c"]}, "got 3 guard splits for 2"),
         *(({"model": "static:demo", **setting}, "for a static encoder") for setting in OF_TRANSFORMERS),
-        *(({"frozen_layers": 1, **other}, "got frozen_layers and") for other in ({"lora": {}}, {"sharding": "full"})),
-        *(({"max_distance": 0.1, **other}, "got max_distance and") for other in ({"lora": {}}, {"sharding": "full"})),
         ({"optimizer": {"num_train_epochs": 1}, "regrade": {"judge": "http://x"}}, "got regrade with one epoch"),
         ({"regrade": {"budget": 7}}, "judge"),
         ({"regrade": {"judge": "http://x", "options": {"concurency": 3}}}, "concurency"),

@@ -22,8 +22,8 @@ from helpers.rerankers import EMBEDDING_KINDS, save_reranker
 
 KINDS = ("reranker", *EMBEDDING_KINDS)
 OTHERS = {
-    "instructions": "paper", "merge": {"weights": [0.5]}, "bidirectional": True, "pooling": "mean", "frozen_layers": 1,
-    "max_distance": 0.1, "lora": {}, "scale": 20.0, "dimensions": [16], "loss_options": {"bias": 0.0},
+    "instructions": "paper", "merge": {"weights": [0.5]}, "bidirectional": True, "pooling": "mean",
+    "lora": {}, "scale": 20.0, "dimensions": [16], "loss_options": {"bias": 0.0},
     "sharding": "full", "regrade": {"judge": "replay:x"}, "optimizer": {"bias_lr_multiplier": 1.0},
 }  # fmt: skip
 """A value of each setting that a kind refuses."""

@@ -37,14 +37,14 @@ MIXTURES = {
 }
 """Training set -> pairs beyond those of NFCorpus, a third of their queries per pass; the rest is nfcorpus.yaml."""
 VARIANTS = ("prior", "graded", "merged", "tuned", "bias-per-batch")
+NEAR = ("frozen", "frozen-3", "orbit")
+"""Arms that near.py trains; they have no settings of their own."""
 ZERO = {"unlabelled": "zero"}
 OPTIONS = {"zero": ZERO, "bias-per-batch": ZERO, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
 """Target of unlabelled entries -> options of the loss; any other target is made from the base model's probability."""
 SETTINGS: dict[str, dict[str, Any]] = {
-    "frozen": {"frozen_layers": 0},
-    "frozen-3": {"frozen_layers": 3},
+    **{arm: {} for arm in NEAR},
     "no-dropout": {"dropout": 0.0},
-    "orbit": {"max_distance": 0.002},  # one pass of pydocs ends at .0054
     "bias-fast": {"optimizer": {"bias_lr_multiplier": 1000.0}},
     "bias-prior": {"loss_options": {"bias": "prior"}},
     "spread-out": {"loss": {"bixse": 1.0, "spread-out": 1.0}},
@@ -63,8 +63,8 @@ def bixse(*words: object) -> None:
 
 def train(target: str, *words: object) -> None:
     """Train with a target of unlabelled entries; raises CalledProcessError."""
-    if target in VARIANTS:
-        script = Path(__file__).with_name("variants.py")
+    if target in (*VARIANTS, *NEAR):
+        script = Path(__file__).with_name("near.py" if target in NEAR else "variants.py")
         subprocess.run([sys.executable, str(script), target, *map(str, words)], check=True)
     else:
         bixse("train", *words)

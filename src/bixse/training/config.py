@@ -37,7 +37,7 @@ RERANKER_LOSSES = {"bce": "BinaryCrossEntropyLoss", "lambda": "LambdaLoss", "lis
 """Loss of a reranker -> its class in `sentence_transformers.cross_encoder.losses`."""
 NOT_OF_A_RERANKER = {
     **dict.fromkeys(("dimensions", "pooling", "bidirectional"), "a reranker has no embeddings"),
-    **dict.fromkeys(("lora", "frozen_layers", "max_distance"), "a reranker trains all weights"),
+    "lora": "a reranker trains all weights",
     **dict.fromkeys(("scale", "loss_options", "bias_lr_multiplier"), "the losses of a reranker do not read it"),
     "instructions": "a reranker reads query and document as one text",
     "merge": "the base model lacks the layer that gives the score",
@@ -47,7 +47,7 @@ NOT_OF_A_RERANKER = {
 """Setting that a reranker refuses -> the reason."""
 NOT_OF_AN_EMBEDDING_SCORER = {
     **dict.fromkeys(("dimensions", "pooling", "bidirectional"), "its embeddings are those of the encoder at --model"),
-    **dict.fromkeys(("lora", "frozen_layers", "max_distance"), "it trains all weights"),
+    "lora": "it trains all weights",
     "instructions": "it has no table of instructions, only the prompts of the encoder",
     "merge": "merge weights are chosen by a search of one vector per text",
     "sharding": "it trains in one process",
@@ -62,9 +62,7 @@ REFUSED: dict[str, dict[str, str]] = {
 """Kind of model -> the settings that it refuses, with the reason."""
 
 
-NOT_OF_A_STATIC_ENCODER = (
-    "max_length", "train_max_length", "dropout", "bidirectional", "pooling", "frozen_layers", "lora"
-)  # fmt: skip
+NOT_OF_A_STATIC_ENCODER = ("max_length", "train_max_length", "dropout", "bidirectional", "pooling", "lora")
 
 
 class LoraConfig(Settings):
@@ -200,6 +198,8 @@ class TrainConfig(Settings):
         16
     """
 
+    renamed: ClassVar = dict.fromkeys(("frozen_layers", "max_distance"), "leave it out: `merge` keeps as much")
+
     pairs: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
     """File of graded pairs (.parquet, .jsonl, .csv, .tsv), or several files. With several files, the file name is the
     task of rows without a task column."""
@@ -248,12 +248,6 @@ class TrainConfig(Settings):
     pooling: PoolingMode | None = None
     """Pooling of a bare backbone: mean, cls (the first token) or cls-head (the first token and ModernBERT's head). Null
     takes cls-head if the checkpoint has the head, else mean. A sentence-transformers model keeps its pooling."""
-    frozen_layers: int | None = Field(default=None, ge=0)
-    """Number of lowest layers to freeze, together with the token embeddings; 0 freezes the token embeddings alone. Null
-    trains all layers."""
-    max_distance: float | None = Field(default=None, gt=0)
-    """Largest distance of the encoder's weights from the base model's, |w - w0| / |w0|. A step that exceeds it is
-    followed by w <- (w + w0) / 2 (ORBIT, arXiv:2605.12419). Null sets no limit."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights. `lora: {}` takes the defaults; null trains all weights."""
     loss: Annotated[str | dict[str, float], Flag(metavar="LOSS")] = "bixse"
@@ -330,10 +324,6 @@ class TrainConfig(Settings):
             raise ValueError(
                 "got merge weights without dev; expected dev, to choose one; fix: set dev, or a single weight"
             )
-        for name in ("frozen_layers", "max_distance"):
-            if getattr(self, name) is not None and (self.lora is not None or self.sharding is not None):
-                other = "lora" if self.lora is not None else "sharding"
-                raise ValueError(f"got {name} and {other}; expected one of them; fix: leave one out")
         if self.regrade is not None and self.optimizer.num_train_epochs < 2 and self.optimizer.max_steps is None:
             raise ValueError(
                 "got regrade with one epoch; expected 2 or more, as grades count from the next epoch on; fix: set "
