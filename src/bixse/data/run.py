@@ -134,7 +134,7 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(earlier)
 
 
-LEFT: Mapping[str, Any] = {"frozen_layers": None, "max_distance": None}
+LEFT: Mapping[str, Any] = {"frozen_layers": None, "max_distance": None, "kind": "encoder"}
 """Setting that an earlier version had -> the default it had. A record that holds the default is of the same run."""
 LAST_VERSION = "1.0.0rc1"
 """The last version that has the settings in `LEFT`."""
