@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 37_345, "lines of code": 26_216, "modules": 217, "modules with one importer": 39,
-          "imports per module, mean": 6.42, "imports per module, highest": 14, "lines reached from train": 11_857,
-          "lines reached from evaluate": 6_034, "classes of settings": 48, "settings": 294}  # fmt: skip
+LIMITS = {"lines": 38_996, "lines of code": 27_392, "modules": 221, "modules with one importer": 39,
+          "imports per module, mean": 6.57, "imports per module, highest": 16, "lines reached from train": 12_567,
+          "lines reached from evaluate": 6_576, "classes of settings": 48, "settings": 296}  # fmt: skip
 
 
 def imports_of(tree, modules):

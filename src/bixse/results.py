@@ -22,6 +22,8 @@ VERDICT_IN_A_SENTENCE: dict[Verdict, str] = {  # between the names of two system
     "cannot tell": "not yet comparable with",
 }
 Interval: TypeAlias = tuple[float, float]
+Bounds: TypeAlias = tuple[float | None, float | None]
+"""Ends of an interval; None for too few queries, and if the queries show no variance."""
 QUERIES_FROM = 40
 """Number of queries from which a mean over queries has an interval and a verdict: below it, stated 95 % intervals of
 skewed differences miss too often (docs/reference/evaluation.md has the simulation)."""
@@ -142,18 +144,22 @@ class CalibrationReport:
     pairs: int
     queries: int
     brier: float
-    brier_interval: Interval
+    brier_interval: Bounds
     ece: float
-    ece_interval: Interval
+    ece_interval: Bounds
     """Corrected for the upward bias of the estimate."""
     base_rate_brier: float
     """Brier score of always predicting mean(z)."""
     curve: list[ReliabilityBin]
+    units: int | None = None
+    """Number of queries, of relevant or of irrelevant pairs, whichever is the smallest; None in older files."""
 
     @property
     def against_base_rate(self) -> Verdict:
         """Compare the interval of the Brier score with the constant's score; lower is better."""
-        low, high = (bound - self.base_rate_brier for bound in self.brier_interval)
+        if self.units is not None and too_few(self.units, least=UNITS_FROM):
+            return "cannot tell"
+        low, high = (None if bound is None else bound - self.base_rate_brier for bound in self.brier_interval)
         return IntervalEstimate(self.brier, low, high).verdict(lower_is_better=True)
 
 

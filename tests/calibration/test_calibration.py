@@ -56,20 +56,42 @@ def test_brier_interval_agrees_with_scipy_over_queries():
     sizes = np.full(80, 5)
     ids = np.repeat([f"q{i}" for i in range(80)], sizes)
     p, z = generator.random(400), generator.random(400)
-    ours = calibration_report(p, z, list(ids), samples=5000).brier_interval
+    ours = calibration_report(p, z, list(ids), samples=10).brier_interval
     by_query = ((p - z) ** 2).reshape(80, 5).mean(axis=1)
-    oracle = scipy.stats.bootstrap((by_query,), np.mean, n_resamples=5000, method="basic", rng=1).confidence_interval
-    assert ours == pytest.approx((oracle.low, oracle.high), abs=0.06 * by_query.std() / math.sqrt(80) * 2)
+    oracle = scipy.stats.bootstrap((by_query,), np.mean, n_resamples=5000, method="BCa", rng=1).confidence_interval
+    assert ours == pytest.approx((oracle.low, oracle.high), abs=0.15 * by_query.std() / math.sqrt(80) * 2)
 
 
-def test_intervals_resample_whole_queries_of_unequal_size():
-    p = np.array([0.5] * 6)
-    z = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
-    found = calibration_report(p, z, ["a", "a", "a", "a", "a", "b"], samples=400)
-    assert found.brier_interval == (0.25, 0.25)
-    ece = expected_calibration_error(p, z)
-    possible = [0.5, ece]  # only query a or only b: .5; both: the whole sample
-    assert found.ece_interval == pytest.approx((2 * ece - max(possible), 2 * ece - min(possible)), abs=1e-12)
+@pytest.mark.parametrize(("queries", "graded"), [(19, False), (20, True), (20, False)])
+def test_probabilities_have_intervals_and_a_verdict_from_twenty_queries_and_units_of_each_class(queries, graded):
+    generator = np.random.default_rng(1)
+    ids = [f"q{number // 6}" for number in range(6 * queries)]
+    z = np.array([number % 6 == 0 for number in range(6 * queries)], dtype=float)
+    if graded:
+        z *= 0.9  # 18 units of relevance
+    found = calibration_report(np.clip(0.1 + 0.8 * z - 0.1 * generator.random(len(z)), 0, 1), z, ids, samples=100)
+    assert (found.brier_interval != (None, None)) == (found.ece_interval != (None, None)) == (queries == 20)
+    assert found.against_base_rate == ("better" if queries == 20 and not graded else "cannot tell")
+
+
+def test_probabilities_without_variance_have_no_interval():
+    """Every query has one relevant document of four, and every prediction is the mean."""
+    found = calibration_report([0.25] * 160, [1.0, 0.0, 0.0, 0.0] * 40, [f"q{n // 4}" for n in range(160)])
+    assert (found.brier_interval, found.ece_interval) == ((None, None), (None, None))
+    assert found.against_base_rate == "cannot tell"
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.1])
+def test_the_interval_of_the_calibration_error_covers_it(wrong):
+    """The estimate is far above an error of 0, which its interval must hold."""
+    generator = np.random.default_rng(2)
+    covered = 0
+    for _ in range(40):
+        truth = generator.beta(1.2, 2, 320) * 0.8
+        z = (generator.random(320) < truth).astype(float)
+        found = calibration_report(truth + wrong, z, [f"q{n // 8}" for n in range(320)], samples=200)
+        covered += found.ece_interval[0] <= wrong <= found.ece_interval[1]
+    assert covered >= 35
 
 
 def test_platt_never_reverses_a_ranking():
@@ -263,10 +285,41 @@ def test_the_threshold_is_that_of_sklearns_curve(precision, weighted):
     if not len(reaching):
         assert found.precision == pytest.approx(shares[:-1].max())
         return
-    place = reaching[thresholds[reaching].argmin()]
-    assert found.threshold == thresholds[place]
+    best = recalls[reaching].max()
+    place = reaching[np.isclose(recalls[reaching], best, rtol=0, atol=1e-12)][-1]  # the highest with this recall
+    assert thresholds[place - 1] < found.threshold <= thresholds[place]
     assert (found.precision, found.recall) == pytest.approx((shares[place], recalls[place]))
     assert found.pairs == (scores >= found.threshold).sum()
+
+
+@pytest.mark.parametrize("precision", [0.5, 0.9, 1.0])
+def test_a_threshold_lies_in_the_middle_of_the_gap_that_has_its_recall_and_precision(precision):
+    cosines = np.array([*np.linspace(0.62, 0.8, 20), *np.linspace(0.1, 0.42, 60)])
+    relevant = np.arange(80) < 20
+    head, ids = RelevanceHead(30.0, -12.0), [f"q{n % 20}" for n in range(80)]
+    found = threshold_at_precision(head.probability(cosines), relevant, ids, precision)
+    assert head.cosine_at(found.threshold) == pytest.approx(0.52)
+    assert (found.precision, found.recall, found.pairs) == (1.0, 1.0, 20)
+    assert found.interval == operating_point(head.probability(cosines), relevant, ids, found.threshold).interval
+
+
+@pytest.mark.parametrize("ends", [(1.0, 0.0), (1.0, 1.0 - 1e-16), (1e-300, 0.0), (0.5, np.nextafter(0.5, 0))])
+def test_a_threshold_between_probabilities_that_are_certain_or_next_to_each_other(ends):
+    scores = np.repeat(ends, 20)
+    relevant = np.repeat([1.0, 0.0], 20)
+    found = threshold_at_precision(scores, relevant, [f"q{n % 20}" for n in range(40)], 0.5)
+    assert 0 <= found.threshold <= 1
+    assert found.precision == (1.0 if ends[0] > ends[1] else 0.5)
+
+
+def test_no_other_threshold_has_the_recall_and_a_higher_precision():
+    for seed in range(30):
+        scores, relevant, ids = pairs(seed, 200, 20)
+        found = threshold_at_precision(scores.round(2), relevant, ids, 0.6)
+        others = [operating_point(scores.round(2), relevant, ids, cut) for cut in np.unique(scores.round(2))]
+        reached = [o for o in others if o.pairs >= 10 and o.precision >= 0.6]
+        assert found.recall == max(o.recall for o in reached)
+        assert found.precision == max(o.precision for o in reached if o.recall == found.recall)
 
 
 def test_few_lucky_pairs_at_the_top_are_no_threshold():

@@ -75,7 +75,8 @@ def test_wrong_arguments_leave_the_model_as_it_was(capsys, model, tmp_path, monk
 @pytest.mark.parametrize(
     ("queries", "relevance", "words", "message"),
     [
-        (12, (1.0, 0.0), ["--at-precision", "0.9"], "got pairs of 12 queries; expected at least 20"),
+        (3, (1.0, 0.0), [], "got pairs of 3 queries; expected at least 4"),
+        (12, (1.0, 0.0), ["--at-precision", "0.9", "--anyway"], "thresholds: got 12 queries with a relevant document"),
         (24, (0.4, 0.4), [], "got relevance 0.4 for all"),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_model_without_a_head_is_refused(tiny_model, tiny_model_path):
     [
         ("copy", [None], "None"), (None, TEXTS, "None"), ("copy", ["a file", 3], "3"), ("copy", "text", "'text'"),
         (["copy"], TEXTS, "['copy']"), (7, TEXTS, "7"), ("copy", None, "None"), ("copy", 7, "7"),
-        ("copy", b"a", "b'a'"), ("copy", {"a": 1}, "{'a': 1}"), ("copy", {"a"}, "{'a'}"), ("copy", iter(TEXTS), "<"),
+        ("copy", b"a", "a blob"), ("copy", {"a": 1}, "{'a': 1}"), ("copy", {"a"}, "{'a'}"), ("copy", iter(TEXTS), "<"),
         ("copy", [["a"]], "['a']"), ("copy", ["\ud800"], "'\\ud800'"), ("\ud800", TEXTS, "'\\ud800'"),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 import json
 import shutil
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from bixse.search.store import EmbeddingStore
 from bixse.training.config import MergeConfig, MergeModelsConfig
 from bixse.training.dev_evaluation import Split, load_watched
 from bixse.training.loop.batches import BatchPlan, GroupDataset
-from bixse.training.merge import Change, MergeResult, _choose, merge
+from bixse.training.merge import Change, MergeResult, _change, _choose, merge
 from bixse.training.merge_models import merge_models
 from bixse.training.recipe import train
 from helpers.command import call
@@ -104,14 +105,22 @@ class TestRefused:
 
 
 def around(mean, spread=0.0):
-    """Scores of four queries around a mean."""
-    return {f"q{number}": mean + sign * spread for number, sign in enumerate((1, -1, 1, -1))}
+    """Scores of forty queries around a mean."""
+    return {f"q{number}": mean + sign * spread for number, sign in enumerate((1, -1) * 20)}
 
 
 def chosen(scores, tolerance=0.01):
-    """The points of weight -> collection -> scores, and the chosen weight; 0 is the base model."""
+    """The result for weight -> collection -> scores; 0 is the base model."""
     roles = {name: "guard" if name == "guard" else "dev" for name in scores[0.0]}
-    return _choose(scores, roles, [weight for weight in scores if weight > 0], tolerance)
+    weights = [weight for weight in scores if weight > 0]
+    points, weight, undecided = _choose(scores, roles, weights, tolerance)
+    changes = [
+        _change(name, role, model, scores[of][name], scores[0.0][name])
+        for name, role in roles.items()
+        for model, of in (("tuned", max(scores)), ("merged", weight))
+    ]
+    documents = dict.fromkeys(roles, (9, 9))
+    return MergeResult(weight, points, changes, tolerance, len(weights), documents, undecided=undecided)
 
 
 class TestChoice:
@@ -119,8 +128,8 @@ class TestChoice:
     def test_the_best_on_dev_that_keeps_guard(self, tolerance, weight):
         # with .001 no weight keeps guard: the one that loses least is chosen
         figures = {0.0: (0.4, 0.5), 0.3: (0.5, 0.495), 0.5: (0.6, 0.48), 1.0: (0.55, 0.4)}
-        scores = {weight: {"dev": {"q": dev}, "guard": {"q": guard}} for weight, (dev, guard) in figures.items()}
-        assert chosen(scores, tolerance + 1e-9)[1] == weight
+        scores = {weight: {"dev": around(dev), "guard": {"q": guard}} for weight, (dev, guard) in figures.items()}
+        assert chosen(scores, tolerance + 1e-9).weight == weight
 
     @pytest.mark.parametrize(
         ("drop", "model", "warned"), [(0.02, "merged", 1), (0.005, "merged", 0), (0.02, "tuned", 0)]
@@ -129,35 +138,88 @@ class TestChoice:
         result = MergeResult(0.3, [], [Change("other", "guard", model, -drop, None, None, 1)], tolerance=0.01)
         assert len(result.warnings()) == warned
 
-    # errors of .01005 and .00993, and a difference of .01
-    @pytest.mark.parametrize(("spread", "weight"), [(0.0174, 0.5), (0.0172, 0.7)])
+    # errors of .01004 and .00996, and a difference of .01
+    @pytest.mark.parametrize(("spread", "weight"), [(0.0627, 0.5), (0.0622, 0.7)])
     def test_the_smallest_weight_within_one_standard_error_of_the_best(self, spread, weight):
         means = {0.0: 0.3, 0.3: 0.48, 0.5: 0.49, 0.7: 0.5, 1.0: 0.495}
-        points, taken_weight = chosen({w: {"dev": around(m, spread if w == 0.5 else 0)} for w, m in means.items()})
-        assert taken_weight == weight
-        of = {point.weight: point for point in points}
-        assert (of[0.5].error, of[0.5].below_best) == pytest.approx((spread * (4 / 3) ** 0.5 / 2, 0.01))
+        result = chosen({w: {"dev": around(m, spread if w == 0.5 else 0)} for w, m in means.items()})
+        assert (result.weight, result.undecided) == (weight, "")
+        of = {point.weight: point for point in result.points}
+        assert (of[0.5].error, of[0.5].below_best) == pytest.approx((spread / 39**0.5, 0.01))
         assert of[0.7].error == 0.0
 
     def test_the_error_is_paired_over_queries(self):
-        levels, gains = {"a": 0.1, "b": 0.9, "c": 0.5}, {0.0: 0.0, 0.5: 0.01, 1.0: 0.03}
+        levels, gains = around(0.5, 0.4), {0.0: 0.0, 0.5: 0.01, 1.0: 0.03}
         scores = {w: {"dev": {q: s + gain for q, s in levels.items()}} for w, gain in gains.items()}
-        assert chosen(scores)[1] == 1.0
+        assert chosen(scores).weight == 1.0
 
     def test_collections_count_the_same_in_the_error(self):
         one, two = np.array([0.02, -0.01, 0.05]), np.array([0.0, 0.04])
         flat = {"x": dict.fromkeys("abc", 0.5), "y": dict.fromkeys("de", 0.5)}
         less = {"x": dict(zip("abc", 0.5 - one, strict=True)), "y": dict(zip("de", 0.5 - two, strict=True))}
-        points, _ = chosen({0.0: less, 0.5: less, 1.0: flat})
+        points = chosen({0.0: less, 0.5: less, 1.0: flat}).points
         expected = ((one.var(ddof=1) / 3 + two.var(ddof=1) / 2) / 4) ** 0.5
         assert [point.error for point in points] == pytest.approx([expected, expected, 0.0])
 
     def test_the_best_weight_that_breaks_guard_is_not_what_others_are_compared_with(self):
         means = {0.0: 0.3, 0.3: 0.45, 0.5: 0.49, 1.0: 0.6}
         scores = {w: {"dev": around(mean), "guard": {"g": 0.3 if w == 1.0 else 0.5}} for w, mean in means.items()}
-        points, weight = chosen(scores)
-        assert weight == 0.5
-        assert [point.below_best for point in points] == pytest.approx([0.19, 0.04, 0.0, -0.11])
+        result = chosen(scores)
+        assert result.weight == 0.5
+        assert [point.below_best for point in result.points] == pytest.approx([0.19, 0.04, 0.0, -0.11])
+
+    def test_the_guard_that_left_out_the_best_weight_is_named_with_its_loss(self):
+        figures = {0.0: (0.5, 0.5, 0.5), 0.1: (0.5301, 0.497, 0.5), 0.7: (0.5431, 0.46, 0.49), 1.0: (0.54, 0.4, 0.48)}
+        names = ("dev", "guard", "other")
+        scores = {w: dict(zip(names, map(around, values), strict=True)) for w, values in figures.items()}
+        roles = {"dev": "dev", "guard": "guard", "other": "guard"}
+        points, weight, _ = _choose(scores, roles, [0.1, 0.7, 1.0], 0.01)
+        changes = [_change(n, r, "merged", scores[weight][n], scores[0.0][n]) for n, r in roles.items()]
+        lines = MergeResult(weight, points, changes, 0.01, 3).reason()
+        assert weight == 0.1
+        assert any("0.7" in line and "0.0400 on guard guard" in line and "0.5431" in line for line in lines[1:])
+        # nothing is left out where nothing was better
+        scores[0.7]["dev"] = scores[1.0]["dev"] = around(0.52)
+        points, weight, _ = _choose(scores, roles, [0.1, 0.7, 1.0], 0.01)
+        assert not any("0.0400" in line for line in MergeResult(weight, points, changes, 0.01, 3).reason()[1:])
+
+
+class TestUndecided:
+    TIED: ClassVar = {step / 10: around(1.0) for step in range(11)}
+
+    @pytest.mark.parametrize(
+        ("scores", "weight"),
+        [
+            (TIED, 0.5),
+            ({w: {q: s + 1e-16 * w for q, s in of.items()} for w, of in TIED.items()}, 0.5),  # sums in another order
+            # the mean rises by .01, with a standard error of .016
+            ({w: around(0.5 + 0.01 * w, 0.1 * w) for w in TIED}, 0.5),
+            ({w: around(0.5 + 0.01 * w, 0.1 * w) for w in (0.0, 0.2, 0.7)}, 0.7),
+            ({w: dict(list(around(0.5 + w / 10).items())[:39]) for w in TIED}, 0.5),  # 39 queries, and a clear best
+        ],
+        ids=["equal", "equal up to rounding", "noise", "no half", "few queries"],
+    )
+    def test_half_is_taken_and_said_everywhere(self, scores, weight):
+        result = chosen({w: {"dev": of} for w, of in scores.items()})
+        assert result.weight == weight and result.undecided
+        for text in (" ".join(result.warnings()), " ".join(result.lines()), result.card(), " ".join(result.reason())):
+            assert result.undecided in text
+        assert "best candidate" not in result.card()
+        assert "+0.0000]" not in result.card(), "an interval of width 0"
+
+    @pytest.mark.parametrize(("kept", "weight"), [((0.1, 0.2, 0.3), 0.3), ((0.5, 0.9), 0.5), ((0.8, 0.9), 0.8)])
+    def test_the_highest_below_that_keeps_guard(self, kept, weight):
+        guard = {w: 0.5 if w in (0.0, *kept) else 0.4 for w in self.TIED}
+        result = chosen({w: {"dev": of, "guard": around(guard[w])} for w, of in self.TIED.items()})
+        assert result.weight == weight and result.undecided and result.keeps_guard
+
+    def test_a_base_model_that_is_worse_than_all_is_a_choice_of_the_smallest(self):
+        """The smallest weight has the whole gain: dev tells the base model from the others."""
+        scores = {w: {"dev": around(0.5 if w else 0.3)} for w in self.TIED}
+        assert (chosen(scores).weight, chosen(scores).undecided) == (0.1, "")
+
+    def test_a_given_weight_is_no_choice(self):
+        assert chosen({0.0: {"dev": around(1.0)}, 0.2: {"dev": around(1.0)}}).undecided == ""
 
 
 class TestPool:
@@ -242,12 +304,14 @@ class TestTraining:
         points, changes = result.merge.points, result.merge.changes
         assert [point.weight for point in points] == [step / 10 for step in range(11)]
         guard = {p.weight: p.scores["collection/guard"] for p in points}
-        near = [p.weight for p in points if p.weight and p.below_best <= p.error]
-        assert result.merge.weight == min(weight for weight in near if guard[weight] >= guard[0.0] - 0.01)
+        assert result.merge.undecided and any(result.merge.undecided in warning for warning in result.warnings)
+        kept = [weight for weight in guard if 0 < weight <= 0.5 and guard[weight] >= guard[0.0] - 0.01]
+        assert result.merge.weight == max(kept), "ten dev queries choose nothing"
         assert {(change.role, change.model) for change in changes} == {
             (role, model) for role in ("dev", "guard") for model in ("tuned", "merged")
         }
-        assert all(change.low <= change.mean <= change.high for change in changes)
+        for change in changes:
+            assert change.low is None and (change.few or change.mean == 0), "five and ten queries"
         card = (result.model_path / "README.md").read_text()
         assert all(line in card for line in result.merge.lines())
         assert train_guarded().merge == result.merge

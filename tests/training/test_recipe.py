@@ -88,8 +88,8 @@ def test_the_learning_rate_is_for_the_queries_that_a_step_holds(actions, tiny_mo
 
 def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     with alone_in(tmp_path / "out"), pytest.raises(OutputExistsError):  # another process trains into the folder
-        train_toy()
-    result = train_toy()
+        train_toy(merge=None)
+    result = train_toy(merge=None)
     assert not result.reused
     figures = dev_figures(result.history)
     assert set(figures) == {0, 4, 8}
@@ -105,7 +105,7 @@ def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     assert head.trained_prior == head.prior == pytest.approx(sum(targets) / len(targets))
     assert 0 < head.prior < 0.5
     assert not (tmp_path / "out" / "checkpoints").exists()
-    again = train_toy()
+    again = train_toy(merge=None)
     assert again.reused
     assert again.history == result.history
 

@@ -23,6 +23,7 @@ MERGE = {
     "weight": 0.5,
     "points": [{"weight": w, "scores": {"<b>dev": 0.5 + w / 9}} for w in (0, 0.5, 1)],
     "changes": [CHANGE, {**CHANGE, "collection": "<i>guard", "role": "guard", "low": None, "high": None}],
+    "undecided": "7 queries; at least 40",
 }
 
 
@@ -100,7 +101,7 @@ def test_finished_training_shows_merge_and_regrading(trained, open_server):
     assert "hx-get" not in html and "[−0.030, −0.010]" in html and "0.5000" in html and "Step 2: finished" in html
     page = Page(html)
     page.check_served()
-    assert "<b>dev" in page.text
+    assert "<b>dev" in page.text and "Dev has not chosen it (7 queries; at least 40)" in page.text
     assert "weight of the tuned model" in browser.get("/training/merge.svg").text
 
 
@@ -112,7 +113,8 @@ def test_calibration_figures_are_those_of_the_command(compare, calibrated, actio
     html = browser.get("/calibration", params={"exponent": exponent, "side": "9"}).text
     for name, report in result.check.reports.items():
         assert f'<th scope="row">{name}</th>' in html and f"{report.brier:.3f}" in html
-        assert f"[{report.ece_interval[0]:.3f}, {report.ece_interval[1]:.3f}]" in html
+        assert f"{report.ece:.3f}" in html and report.ece_interval == (None, None), "15 held-out queries"
+    assert "None" not in html
     assert ("--prior 0.01" in html) == (prior is not None)
 
 

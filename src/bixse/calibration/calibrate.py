@@ -141,7 +141,7 @@ def calibrate(
             new=RelevanceHead(scale, 0.0, dimensions=getattr(encoder, "truncate_dim", None)),
         )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
-    check = replace(held_out_check(before, pairs), auc=pairs.auc())
+    check = held_out_check(before, pairs)
     saved = settings.anyway or (check.helps and check.is_useful)
     precision = "" if encoder is None else resolve_precision(device=encoder.device)
     result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved, input_warnings=tuple(doubts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,7 @@ from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.platt import checked, fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.statistics import numbered_queries, wilson_interval
-from bixse.results import (
-    CalibrationReport,  # noqa: TC001 pydantic reads it
-    Interval,  # noqa: TC001 pydantic reads it
-)
+from bixse.results import UNITS_FROM, CalibrationReport, Interval, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +43,6 @@ FEWEST_PAIRS = 10
 """Minimum number of pairs above a threshold; fewer give neither a threshold nor an interval of the precision."""
 PLAIN_SCALE = 20.0
 """Logit scale for a model trained without a head; the calibration slope corrects it."""
-FEWEST_QUERIES = 20
-"""Minimum number of queries for a threshold, since half of them are held out."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +72,19 @@ def threshold_at_precision(
     weights: npt.ArrayLike | None = None,
     fewest: int = FEWEST_PAIRS,
 ) -> OperatingPoint:
-    """Return the lowest threshold with at least the precision, which has the highest recall.
+    """Return the threshold with the highest recall among those with at least the precision.
 
-    The interval ignores that the threshold was chosen on the same pairs. On new queries the precision is below the
-    wanted one more often than above it (`docs/reference/calibration.md`), so read the lower end. `scores` in [0, 1],
-    `relevant`, 0 or 1, and `weights` (see `reweight_to_prevalence`) have shape (N,). At least `fewest` pairs must reach
-    a threshold. Raises InputError for fewer pairs, for fewer than 2 queries, and for pairs of one kind.
+    Of thresholds with this recall it has the highest precision. It lies in the middle between the lowest score that it
+    keeps and the next one, in log-odds, and so between their cosines. The interval ignores that the threshold was
+    chosen on the same pairs. On new queries the precision is below the wanted one more often than above it
+    (`docs/reference/calibration.md`), so read the lower end. `scores` in [0, 1], `relevant`, 0 or 1, and `weights` (see
+    `reweight_to_prevalence`) have shape (N,). At least `fewest` pairs must reach a threshold. Raises InputError for
+    fewer pairs, for fewer than 2 queries, and for pairs of one kind.
 
     Example:
-        >>> point = threshold_at_precision([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 0], ["a", "b", "a", "b"], 0.9, fewest=1)
-        >>> point.threshold, point.precision, point.recall
-        (0.8, 1.0, 1.0)
+        >>> point = threshold_at_precision([0.9, 0.8, 0.2, 0.1], [1, 1, 0, 0], ["a", "b", "a", "b"], 0.6, fewest=1)
+        >>> round(point.threshold, 6), point.precision, point.recall
+        (0.5, 1.0, 1.0)
     """
     values, labels, counted = checked(scores, relevant, weights)
     _check(labels, precision, fewest)
@@ -98,9 +96,19 @@ def threshold_at_precision(
     shares = hits[ends] / mass[ends]
     reaching = np.flatnonzero(shares >= precision - 1e-12)  # the quotient may round below the precision
     lowest = int(reaching[-1]) if len(reaching) else int(np.flatnonzero(shares == shares.max())[-1])
-    threshold = float(values[order][ends[lowest]])
+    # further down come irrelevant pairs alone: the first threshold with as many relevant ones is the most precise
+    last = int(ends[np.searchsorted(hits[ends], hits[ends[lowest]])])
+    threshold = _between(values[order][last], values[order][min(last + 1, len(values) - 1)])
     point = operating_point(values, labels, query_ids, threshold, counted)
     return replace(point, wanted=precision, is_reached=bool(len(reaching)))
+
+
+def _between(higher: float, lower: float) -> float:
+    """Return the middle of two scores in log-odds; the higher one if there is none above the lower."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logit = np.mean([np.log(score) - np.log1p(-score) for score in (higher, lower)])
+        middle = float(1 / (1 + np.exp(-logit))) if np.isfinite(logit) else (higher + lower) / 2
+    return middle if lower < middle <= higher else float(higher)
 
 
 def operating_point(
@@ -243,7 +251,7 @@ class HeldOutCheck:
     """Name -> report: first "before", the earlier head if there is one; last "calibrated", moved to the prior."""
 
     auc: Auc | None = None
-    """AUC of one threshold for all queries; None if it was not measured, or for pairs of one kind."""
+    """AUC of one threshold for all queries; None for pairs of one kind."""
 
     @property
     def calibrated(self) -> CalibrationReport:
@@ -263,16 +271,29 @@ class HeldOutCheck:
     @property
     def is_useful(self) -> bool:
         """Return True if the scores tell relevant from irrelevant pairs, and the probabilities beat a constant."""
-        return self.beats_constant and (self.auc is None or self.auc.separates)
+        return self.beats_constant and (self.auc is None or self.auc.verdict == "better")
+
+    @property
+    def fix(self) -> str:
+        """The remedy for probabilities that are not useful."""
+        verdict = "better" if self.auc is None else self.auc.verdict
+        return {
+            "worse": "turn the sign (use 1 - score or -score), or check that a high grade means relevant",
+            "no difference": "a threshold will not help; train or change the model",
+            "cannot tell": "grade documents for more queries, or save the calibration with --anyway",
+            "better": "grade more pairs, or save the calibration with --anyway",
+        }[verdict]
 
     @property
     def finding(self) -> str:
         """The result of the check, in words."""
-        if self.auc is not None and not self.auc.separates:
-            return (
-                f"the scores do not separate relevant from irrelevant documents: {self.auc}; a threshold will not "
-                "help; train or change the model"
-            )
+        if self.auc is not None and self.auc.verdict != "better":
+            separates = "separate relevant from irrelevant documents"
+            return {
+                "worse": f"the scores fall where relevance rises and look like distances: {self.auc}",
+                "no difference": f"the scores do not {separates}: {self.auc}",
+                "cannot tell": f"cannot tell whether the scores {separates}: {self.auc.few}",
+            }[self.auc.verdict]
         score, constant = self.calibrated.brier, self.calibrated.base_rate_brier
         if not self.beats_constant:
             digits = 3 if constant >= 0.01 else 6
@@ -301,22 +322,22 @@ class ScoredPairs:
 
     def auc(self) -> Auc | None:
         """Return the AUC over all pairs, since nothing is fitted; None for pairs of one kind."""
-        return auc(self.cosines, self.relevance >= self.positive_from, self.query_ids, seed=self.seed)
+        return auc(self.cosines, self.relevance >= self.positive_from, self.query_ids)
 
-    def held_out(self, what: str, fewest: int, otherwise: str = "") -> tuple[NDArray[np.bool_], tuple[str, ...]]:
-        """Return the mask and the queries of the held-out pairs; refuse fewer than `fewest` queries in all."""
+    def held_out(self) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
+        """Return the mask and the queries of the held-out pairs; refuse fewer than 4 queries in all."""
         number, held, ids = _halves(tuple(self.query_ids), self.seed)
-        if number < fewest:
+        if number < 4:
             raise InputError(
-                f"{what}: got pairs of {number} queries; expected at least {fewest}, half of which are held out; "
-                f"fix: grade documents for more queries{otherwise}"
+                f"calibration: got pairs of {number} queries; expected at least 4, half of which are held out; "
+                "fix: grade documents for more queries"
             )
         return held, ids
 
 
 def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutCheck:
     """Fit on one half of the queries, and measure on the other."""
-    held, ids = pairs.held_out("calibration", fewest=4)
+    held, ids = pairs.held_out()
     cosines, relevance, prior = pairs.cosines, pairs.relevance, pairs.prior
     for name, half in (("fitted on", ~held), ("measured on", held)):
         if np.ptp(relevance[half]) == 0:
@@ -341,7 +362,8 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
             reports[f"as trained, moved to prior {prior:g}"] = measured(head.as_trained().at_prior(prior))
         reports["refitted"] = measured(fitted)
         fitted = fitted.at_prior(prior)
-    return HeldOutCheck(float(np.average(observed, weights=weights)), {**reports, "calibrated": measured(fitted)})
+    reports["calibrated"] = measured(fitted)
+    return HeldOutCheck(float(np.average(observed, weights=weights)), reports, pairs.auc())
 
 
 def choose_thresholds(
@@ -374,7 +396,14 @@ def _judged(
     head: RelevanceHead, pairs: ScoredPairs
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], tuple[str, ...], NDArray[np.float64] | None]:
     """Return probabilities, relevance (True or False), queries and weights of the held-out pairs."""
-    held, ids = pairs.held_out("thresholds", FEWEST_QUERIES, ", or leave --at-precision out")
+    relevant = compress(pairs.query_ids, pairs.relevance >= pairs.positive_from)
+    if few := too_few(len(set(relevant)), "queries with a relevant document", UNITS_FROM):
+        number, expected = few.split("; ")
+        raise InputError(
+            f"thresholds: got {number}, which cannot tell; expected {expected}, half of which are held out; "
+            "fix: grade documents for more queries, or leave --at-precision out"
+        )
+    held, ids = pairs.held_out()
     relevance = pairs.relevance[held]
     weights = reweight_to_prevalence(relevance, pairs.prior)[0] if pairs.prior is not None else None
     return head.probability(pairs.cosines[held]), relevance >= pairs.positive_from, ids, weights

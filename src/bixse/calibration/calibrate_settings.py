@@ -48,7 +48,8 @@ class CalibrateSettings(Settings):
     """Mean relevance, in (0, 1), of the documents that will be scored. Probabilities are moved from the mean of the
     pairs to this mean. Null does not move them."""
     at_precision: Annotated[tuple[Precision, ...], Flag(metavar="P")] = ()
-    """Precisions in (0, 1]. For each, the lowest probability threshold that reaches it is saved with the model."""
+    """Precisions in (0, 1]. For each, the probability threshold that reaches it with the highest recall is saved
+    with the model."""
     export: Annotated[tuple[Probability, ...], Flag(metavar="P")] = ()
     """Probabilities to write as cosines to export/ of the output folder, in addition to the thresholds of at_precision.
     Code there computes the probability, and drops hits below the highest of these cosines, in LangChain, LlamaIndex,

@@ -10,13 +10,15 @@ from bixse.encoders.head import log_odds
 from bixse.encoders.platt import checked
 from bixse.errors import InputError
 from bixse.evaluation.statistics import (
+    ROUNDING,
     interval_bounds,
+    jackknife_estimate,
     numbered_queries,
     query_draws,
-    resampled_ratios,
+    quotient,
     wilson_interval,
 )
-from bixse.results import CalibrationReport, ReliabilityBin
+from bixse.results import UNITS_FROM, CalibrationReport, IntervalEstimate, ReliabilityBin, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from bixse.evaluation.statistics import Floats
-    from bixse.results import Interval
+    from bixse.results import Bounds, Verdict
+
+_LIKELY = 0.965
+"""Share of sums in the middle with which the interval of the calibration error covers 92 to 98 % of the true ones."""
 
 
 def brier(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
@@ -87,17 +92,17 @@ def calibration_report(
     seed: int = 0,
     weights: npt.ArrayLike | None = None,
 ) -> CalibrationReport:
-    """Return all calibration values of a report, with 95 % basic bootstrap intervals over queries, cut to [0, 1].
+    """Return all calibration values of a report, with 95 % intervals over queries from 20 queries on.
 
-    Source: Davison and Hinkley 1997, "Bootstrap Methods and their Application", section 5.2. The calibration error is
-    biased upwards, more so when resampled: a percentile interval misses the truth (`docs/reference/calibration.md`).
+    The calibration error is biased upwards, more so when resampled: its interval holds the errors under which the
+    estimate is likely (`docs/reference/calibration.md`).
     `p`, `z` and `weights` have shape (N,); `p` and `z` lie in [0, 1]. A graded z of 0.7 is right if documents of this
     kind average 0.7.
 
     Example:
         >>> report = calibration_report([0.2, 0.3, 0.9], [0, 0, 1], ["q1", "q1", "q2"], samples=100)
-        >>> report.brier < report.base_rate_brier, [round(end, 4) for end in report.brier_interval]
-        (True, [0.0283, 0.0833])
+        >>> report.brier < report.base_rate_brier, report.brier_interval
+        (True, (None, None))
     """
     predicted, observed, counted = checked(p, z, weights)
     query, queries = numbered_queries(query_ids, len(predicted))
@@ -105,18 +110,22 @@ def calibration_report(
     gaps = np.bincount(entries, weights=counted * (predicted - observed), minlength=queries * bins).reshape(-1, bins)
     errors = np.bincount(query, weights=counted * (predicted - observed) ** 2)
     sizes = np.bincount(query, weights=counted)
-    drawn_ece = [np.abs(times @ gaps).sum(axis=1) / (times @ sizes) for times in query_draws(queries, samples, seed)]
+    mass = sizes.sum()
     base_rate = float(np.average(observed, weights=counted))
     brier_score, error = brier(p, z, weights), expected_calibration_error(p, z, bins, weights)
+    few = too_few(queries, least=UNITS_FROM)
+    interval = jackknife_estimate(brier_score, quotient(errors.sum() - errors, mass - sizes), few)
+    drawn = np.concatenate([times @ gaps / (times @ sizes)[:, None] for times in query_draws(queries, samples, seed)])
     return CalibrationReport(
         pairs=len(predicted),
         queries=queries,
         brier=brier_score,
-        brier_interval=_basic_interval(brier_score, resampled_ratios(errors, sizes, samples, seed)),
+        brier_interval=(interval.low, interval.high),
         ece=error,
-        ece_interval=_basic_interval(error, np.concatenate(drawn_ece)),
+        ece_interval=(None, None) if few else _gaps_interval(gaps.sum(axis=0) / mass, drawn),
         base_rate_brier=float(np.average((observed - base_rate) ** 2, weights=counted)),
         curve=reliability_curve(predicted, observed, bins, counted),
+        units=min(queries, round(float(observed.sum())), round(float((1 - observed).sum()))),
     )
 
 
@@ -124,45 +133,67 @@ class Auc(NamedTuple):
     """The share of (relevant, irrelevant) documents in which the relevant one scores higher, with a 95 % interval."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    """Ends of the interval; None if fewer than 20 queries have a relevant, or an irrelevant, document."""
+    high: float | None
+    few: str = ""
+    """Why there is no interval, for example "7 queries with a relevant document; at least 20"."""
 
     @property
-    def separates(self) -> bool:
-        """Return True if the interval is above 0.5, the AUC of scores that say nothing."""
-        return self.low > 0.5
+    def verdict(self) -> Verdict:
+        """Return "better" if the interval is above 0.5, the AUC of scores that say nothing, "worse" if below."""
+        low, high = (None if end is None else end - 0.5 for end in (self.low, self.high))
+        return IntervalEstimate(self.value - 0.5, low, high).verdict()
 
     def __str__(self) -> str:
-        return f"AUC {self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
+        return f"AUC {self.value:.3f}{interval}"
 
 
-def auc(
-    scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str], samples: int = 1000, seed: int = 0
-) -> Auc | None:
+def auc(scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str]) -> Auc | None:
     """Return the area under the ROC curve over the pairs of all queries, as one threshold for all sees them.
 
-    Equal scores count half. The interval resamples whole queries. None for pairs of one kind only.
+    Equal scores count half. The interval is the jackknife's over queries, of the logit (simulated in
+    `docs/reference/calibration.md`); for an area of 0 or 1 it is Wilson's. None for pairs of one kind only.
 
     Example:
-        >>> auc([0.9, 0.4, 0.3, 0.8], [1, 0, 0, 1], ["a", "a", "b", "b"], samples=10)
-        Auc(value=1.0, low=1.0, high=1.0)
+        >>> auc([0.9, 0.4, 0.3, 0.8], [1, 0, 0, 1], ["a", "a", "b", "b"])
+        Auc(value=1.0, low=None, high=None, few='2 queries with a relevant document; at least 20')
     """
+    from scipy.special import expit, logit
+
     values, labels = np.asarray(scores, dtype=np.float64), np.asarray(relevant, dtype=np.float64)
-    query, queries = numbered_queries(query_ids, len(values))
+    query, _ = numbered_queries(query_ids, len(values))
     level = np.unique(values, return_inverse=True)[1]
-
-    def area(times: Floats) -> float:
-        weights = times[query]
-        hits, misses = (np.bincount(level, weights=weights * part) for part in (labels, 1 - labels))
-        number = hits.sum() * misses.sum()
-        return float(hits @ (np.cumsum(misses) - misses / 2) / number) if number else np.nan
-
-    value = area(np.ones(queries))
-    if np.isnan(value):
+    hits, misses = (np.bincount(query, weights=part) for part in (labels, 1 - labels))
+    below = _weight_below(level, 1 - labels)
+    wins, number = float(labels @ below), float(hits.sum() * misses.sum())
+    if not number:
         return None
-    drawn = [area(times) for block in query_draws(queries, samples, seed) for times in block]
-    low, high = np.nanquantile(drawn, interval_bounds(0.95))  # a draw may have only one kind of pairs
-    return Auc(value, float(low), float(high))
+    units, kind = min((int((of > 0).sum()), kind) for of, kind in ((hits, "a relevant"), (misses, "an irrelevant")))
+    value, few = wins / number, too_few(units, f"queries with {kind} document", UNITS_FROM)
+    if few:
+        return Auc(value, None, None, few)
+    if not 0 < wins < number:  # no variance: a query counts as one pair
+        return Auc(value, *wilson_interval(value * units, units))
+    # the area without each query: without the wins of its documents, of which those within it were taken twice
+    within = _weight_below(np.unique(query * len(level) + level, return_inverse=True)[1], 1 - labels)
+    within -= (np.cumsum(misses) - misses)[query]
+    above = hits.sum() - _weight_below(level, labels)
+    less = np.bincount(query, weights=labels * (below - within) + (1 - labels) * above)
+    rest = (wins - less) / ((hits.sum() - hits) * (misses.sum() - misses))
+    margin = 0.5 / number  # one query may hold every error
+    logits = logit(np.clip(np.append(rest, value), margin, 1 - margin))
+    estimate = jackknife_estimate(float(logits[-1]), logits[:-1])
+    low, high = (None if end is None else float(expit(end)) for end in (estimate.low, estimate.high))
+    return Auc(value, low, high, estimate.few)
+
+
+def _weight_below(level: npt.NDArray[np.int64], weights: Floats) -> Floats:
+    """Return per pair the weight of the pairs of a lower level, and half of that of its own."""
+    totals = np.bincount(level, weights=weights)
+    below: Floats = (np.cumsum(totals) - totals / 2)[level]
+    return below
 
 
 def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:
@@ -185,10 +216,19 @@ def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floa
     return weights, relevant / weights
 
 
-def _basic_interval(estimate: float, drawn: Floats) -> Interval:
-    lower, upper = np.quantile(drawn, interval_bounds(0.95))
-    low, high = np.clip([2 * estimate - upper, 2 * estimate - lower], 0.0, 1.0)
-    return float(low), float(high)
+def _gaps_interval(gaps: Floats, drawn: Floats) -> Bounds:
+    """Return an interval of the sum of |true gaps| from gaps (bins,) and resampled ones (S, bins).
+
+    The true gaps are taken as a multiple of the observed ones. The interval holds the multiples under which the
+    observed sum lies in the middle of the sums with the noise of the resamples.
+    """
+    if np.ptp(drawn, axis=0).max() <= ROUNDING:
+        return None, None
+    total, multiples = np.abs(gaps).sum(), np.linspace(0, 2, 201)
+    sums = [np.abs(multiple * gaps + (drawn - gaps)).sum(axis=1) for multiple in multiples]
+    low, high = np.quantile(sums, interval_bounds(_LIKELY), axis=1)
+    likely = multiples[(low <= total) & (total <= high)]
+    return float(likely.min(initial=1) * total), float(likely.max(initial=1) * total)
 
 
 def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:

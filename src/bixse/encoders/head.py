@@ -30,7 +30,7 @@ Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Threshold:
-    """The lowest probability from which documents reach the requested precision on held-out queries."""
+    """The probability from which documents reach the requested precision on held-out queries, with the most recall."""
 
     precision: Share
     """Requested precision."""
@@ -119,7 +119,7 @@ class RelevanceHead:
         return replace(self, intercept=intercept, prior=prior, thresholds=())
 
     def threshold_for(self, precision: float) -> float:
-        """Return the lowest probability from which documents reach a precision."""
+        """Return the probability from which documents reach a precision."""
         for threshold in self.thresholds:
             if abs(threshold.precision - precision) < 1e-9:
                 return threshold.probability

@@ -51,28 +51,30 @@ def warn_of_samples(
     model: Any, samples: Mapping[str, SampledTexts], prompts: Mapping[Kind, Sequence[str]] | None = None
 ) -> list[str]:
     """Count the texts of samples ("queries", "documents" or "pairs") that are too long, and warn of them."""
-    limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
-    if limit is None or not callable(tokenizer):  # the model reads texts of any length, or no tokens
-        return []
     counts, any_prompt = {}, False
     for name, (texts, number) in samples.items():
         kind = KINDS.get(name)
         before = [] if kind is None else prompts[kind] if prompts else [prompt_for(model, kind) or ""]
-        longest = max((len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in before), default=0)
         any_prompt |= any(before)
-        columns = [texts] if kind else zip(*texts, strict=True)
-        tokens = tokenizer(*map(list, columns), truncation=False, verbose=False)["input_ids"] if texts else []
         shown = f"sampled {name}" if len(texts) < number else name
-        counts[shown] = (sum(len(ids) > limit - longest for ids in tokens), len(texts))
+        counts[shown] = (sum(too_long_of(model, texts, before)), len(texts))
     return warn_of_counts(model, counts, ", including the prompt before them" if any_prompt else "")
 
 
-def warn_of_counts(model: Any, counts: Mapping[str, tuple[float, int]], including: str = "") -> list[str]:
-    """Return a warning of too long texts, by their name, their number and that of all, or no warning.
+def too_long_of(model: Any, texts: Sequence[Any], before: Sequence[str]) -> list[bool]:
+    """Return per text, or per pair of texts, whether it is too long after the longest of some prompts."""
+    limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
+    if limit is None or not callable(tokenizer) or not texts:  # the model reads texts of any length, or no tokens
+        return [False] * len(texts)
+    longest = max((len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in before), default=0)
+    columns = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
+    tokens = tokenizer(*map(list, columns), truncation=False, verbose=False)["input_ids"]
+    return [len(ids) > limit - longest for ids in tokens]
 
-    NaN is a number that is not known, and is left out.
-    """
-    parts = [f"{int(cut):,} of {number:,} {name}" for name, (cut, number) in counts.items() if cut > 0]
+
+def warn_of_counts(model: Any, counts: Mapping[str, tuple[float, int]], including: str = "") -> list[str]:
+    """Return a warning of too long texts, by their name, their number and that of all, or no warning."""
+    parts = [f"{round(cut):,} of {number:,} {name}" for name, (cut, number) in counts.items() if cut > 0]
     if not parts:
         return []
     limit = f"the {model.max_seq_length:,} tokens the model reads{including}"

@@ -66,11 +66,6 @@ def block_sizes(queries: int, samples: int) -> Iterator[int]:
         yield min(rows, samples - start)
 
 
-def resampled_ratios(above: npt.NDArray[Any], below: npt.NDArray[Any], samples: int, seed: int) -> Floats:
-    """Return sum of `above` over sum of `below`, both per query, per resample; NaN if the latter is 0."""
-    return np.concatenate([quotient(times @ above, times @ below) for times in query_draws(len(above), samples, seed)])
-
-
 def jackknife_estimate(value: float, left_out: Floats, few: str = "") -> IntervalEstimate:
     """Return a figure with its 95 % interval, from its (Q,) values with one query left out each.
 

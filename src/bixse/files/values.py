@@ -196,6 +196,9 @@ def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed:
     for name in names:
         if "_".join(name.strip().casefold().replace("-", " ").split()) == column != name:
             return f"rename {name!r} to {column!r}: names are compared letter by letter"
+    for name in names if column == "score" else ():
+        if "dist" in name.casefold():
+            return f"rename {name!r} to 'score' and turn it (1 - {name} or -{name}): a near document has a low distance"
     for separator, words in SEPARATORS.items():
         if len(names) == 1 and separator in names[0]:
             return f"the header is separated by {words}: save the file with commas as .csv, or with tabs as .tsv"

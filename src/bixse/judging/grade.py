@@ -306,6 +306,7 @@ NO_PAIRS = (
 
 def read_pairs(config: GradeConfig) -> Sequence[Pair] | None:
     """Return the pairs for `grade`, or None for shards, which read their own: checked before a judge costs money."""
+    config.engine.chosen_engine()  # refuses processes of a launcher that would all do the same work
     if config.pairs is None:
         return None
     pairs = None if config.engine.in_shards else load_pairs(config.pairs)

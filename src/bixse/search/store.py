@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bixse.encoders.encode import by_length, embeddings_key, encode_and_count
-from bixse.encoders.lengths import warn_of_counts
+from bixse.encoders.instructions import prompt_for
+from bixse.encoders.lengths import sampled, too_long_of, warn_of_counts
 from bixse.files.files import EMBEDDINGS_FOLDER, cache_folder
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class EmbeddingStore:
         self.encoded = 0
         """Number of texts that were encoded, not read."""
         self.too_long: Counter[str] = Counter()
-        """Queries and documents, by this name, that are longer than the model reads; NaN if it is not known."""
+        """Queries and documents, by this name, that are longer than the model reads."""
         self.number: Counter[str] = Counter()
         """Queries and documents, by this name, that were counted."""
 
@@ -92,6 +93,10 @@ class EmbeddingStore:
             some = [texts[row] for row in rows]
             embeddings[rows], is_cut[rows] = encode_and_count(self.model, some, "document", progress=progress)
             self._write({digests[row]: embeddings[row].tobytes() + bytes([int(is_cut[row])]) for row in rows})
+        unknown = np.flatnonzero(np.isnan(is_cut))  # stored by a version that did not count them
+        sample = sampled([texts[row] for row in unknown.tolist()]).texts
+        longer = too_long_of(self.model, sample, [prompt_for(self.model, "document") or ""])
+        is_cut[unknown] = longer if len(longer) == len(unknown) else np.mean(longer)
         rows = np.array([row_of[digest] for digest in digests], dtype=np.int64)
         self.count("documents", is_cut[rows])
         return embeddings if len(row_of) == len(texts) else embeddings[rows]

@@ -16,7 +16,7 @@ from bixse.encoders.processes import is_sharded
 from bixse.encoders.weights import has_lora, interpolate
 from bixse.evaluation.statistics import paired_difference, paired_differences
 from bixse.progress import Progress
-from bixse.results import MergePoint
+from bixse.results import MergePoint, too_few
 from bixse.search.store import EmbeddingStore
 from bixse.training.config import TOLERANCE
 from bixse.training.dev_evaluation import Role, sets_of
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 AtWeight: TypeAlias = "Callable[[float], SentenceTransformer]"
 """Function that sets the encoder to a merge weight and returns it."""
+HALF = 0.5
+"""Merge weight if dev does not choose: neither training nor the base model is undone."""
 HEAD_ENTRIES = 60_000
 """Minimum entries of the training batches to which scale and bias of a merged encoder are fitted."""
 
@@ -51,6 +53,8 @@ class Change:
     low: float | None
     high: float | None
     queries: int
+    few: str = ""
+    """Why the sample carries no verdict, see `Difference.few`."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class MergeResult:
     """Collection -> number of searched documents, size of its corpus."""
     given: tuple[float, ...] = ()
     """The weight of each model, if all were given; `weight` is 1 then."""
+    undecided: str = ""
+    """Why dev has not chosen the weight; "" if it has, or if the weight was given."""
 
     @property
     def keeps_guard(self) -> bool:
@@ -78,21 +84,25 @@ class MergeResult:
 
     def dev(self, weight: float) -> float | None:
         """Return the mean nDCG@10 over the dev collections at a scored weight, or None."""
-        names = {change.collection for change in self.changes if change.role == "dev"}
-        scores = [score for p in self.points if p.weight == weight for name, score in p.scores.items() if name in names]
-        return float(np.mean(scores)) if scores else None
+        return next((self._dev(point) for point in self.points if point.weight == weight), None)
 
     def warnings(self) -> list[str]:
+        """Warn of a guard collection that no weight keeps, and of a weight that dev has not chosen."""
+        if self.undecided and self.keeps_guard:
+            return [f"merge: {self._undecided_line()}; give dev more queries, or queries that the base model fails"]
         if self.keeps_guard:
             return []
+        chosen = next((self._worst_guard(point) for point in self.points if point.weight == self.weight), "")
         return [
             f"merge: no weight keeps every guard collection within {self.tolerance:g} of the base model; "
-            f"{self.weight:g}, which loses least, is taken: train more gently or raise guard_tolerance"
+            f"{self.weight:g}, which loses least{f' ({chosen})' if chosen else ''}, is taken: train more gently or "
+            "raise guard_tolerance"
         ]
 
     def lines(self) -> list[str]:
         """Return the choice in words, one fact per line."""
-        chosen = f"chosen on dev among {self.candidates}" if self.candidates > 1 else "as given"
+        chosen = f"{'not ' * bool(self.undecided)}chosen on dev among {self.candidates}"
+        chosen = chosen if self.candidates > 1 else "as given"
         what = f"{1 - self.weight:g} base + {self.weight:g} tuned"
         if self.given:
             what = f"{' + '.join(f'{weight:g}' for weight in self.given)} of the models in their order"
@@ -115,17 +125,48 @@ class MergeResult:
         if self.candidates < 2:
             return []
         curve = ", ".join(
-            f"{point.weight:g}: {self.dev(point.weight):.4f}"
+            f"{point.weight:g}: {self._dev(point):.4f}"
             + (f" ({-point.below_best:+.4f}, {point.error:.4f})" if point.error > 0 else "")
             for point in self.points
         )
-        lines = [f"dev by weight (difference from the best weight, its standard error): {curve}"]
+        guarded = " that keeps guard" * bool(self._of("guard"))
+        lines = [f"dev by weight (difference from the best weight{guarded}, its standard error): {curve}"]
+        if not self.keeps_guard:
+            return lines
         chosen = next(point for point in self.points if point.weight == self.weight)
-        if self.keeps_guard:
-            best = "is the best candidate on dev, and no smaller one lies within one standard error of it"
-            near = "is the smallest candidate within one standard error of the best: it changes the base model least"
-            lines.append(f"{self.weight:g} {near if chosen.below_best > 0 else best}")
-        return lines
+        # a higher point that the guard left out, which the curve shows
+        out = [point for point in self.points if point.weight > 0 and not self._keeps(point)]
+        better = max(out, key=self._dev, default=None)
+        if better is not None and self._dev(better) > self._dev(chosen):
+            lines.append(
+                f"guard leaves out {', '.join(f'{point.weight:g}' for point in out)}: {better.weight:g}, with "
+                f"{self._dev(better):.4f} on dev, loses {self._worst_guard(better)}, more than {self.tolerance:g}"
+            )
+        best = f"is the best candidate on dev{guarded}, and no smaller one lies within one standard error of it"
+        near = "is the smallest candidate within one standard error of the best: it changes the base model least"
+        by_dev = f"{self.weight:g} {near if chosen.below_best > 0 else best}"
+        return [*lines, self._undecided_line() if self.undecided else by_dev]
+
+    def _undecided_line(self) -> str:
+        nearest = f", the candidate nearest to {HALF:g} that keeps guard" * (self.weight != HALF)
+        return f"dev has not chosen ({self.undecided}): {self.weight:g} is taken{nearest}"
+
+    def _dev(self, point: MergePoint) -> float:
+        return float(np.mean([point.scores[name] for name in self._of("dev")]))
+
+    def _of(self, role: Role) -> list[str]:
+        return list(dict.fromkeys(change.collection for change in self.changes if change.role == role))
+
+    def _losses(self, point: MergePoint) -> dict[str, float]:
+        """Return guard collection -> loss of nDCG@10 against the base model."""
+        return {name: self.points[0].scores[name] - point.scores[name] for name in self._of("guard")}
+
+    def _keeps(self, point: MergePoint) -> bool:
+        return all(loss <= self.tolerance for loss in self._losses(point).values())
+
+    def _worst_guard(self, point: MergePoint) -> str:
+        name, loss = max(self._losses(point).items(), key=lambda entry: entry[1])
+        return f"{loss:.4f} on guard {name}"
 
     def card(self) -> str:
         """Return a section of the model card, in Markdown."""
@@ -147,8 +188,10 @@ def merge(
     Candidates are the weights that leave no guard collection more than `tolerance` below the base model. The smallest
     candidate within one standard error of the best candidate's mean over the dev collections wins. A smaller weight
     changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section 3.4.3). The error is
-    that of the difference, paired over queries. If no weight keeps guard, the weight whose worst guard collection loses
-    least wins. Without a collection the first weight wins.
+    that of the difference, paired over queries. Dev has not chosen if it has too few queries for a verdict, or if all
+    candidates and the base model lie within that error: the candidate nearest to 0.5 is taken, or the highest below it
+    that keeps guard. If no weight keeps guard, the weight whose worst guard collection loses least wins. Without a
+    collection the first weight wins.
 
     The store keeps the embeddings of the base, the chosen and the tuned encoder, where `evaluate` finds them.
     """
@@ -168,7 +211,7 @@ def merge(
     pools = _pools(at, watched, find, bar, cache)
     roles = {queries.name: queries.role for _, queries in sets_of(watched)}
     scores, stored = _score(at, watched, pools, share, bar, cache)
-    points, chosen = _choose(scores, roles, weights, tolerance)
+    points, chosen, undecided = _choose(scores, roles, weights, tolerance)
     # the candidates of every run would fill the disk; an interrupted merge reads its own when it is continued
     for weight in stored.keys() - {0.0, chosen, 1.0}:
         stored[weight].unlink(missing_ok=True)
@@ -188,6 +231,7 @@ def merge(
             for number, corpus in enumerate(watched)
             for queries in corpus.sets
         },
+        undecided=undecided,
     )
 
 
@@ -233,10 +277,10 @@ def _score(
 
 def _choose(
     scores: Mapping[float, Scores], roles: Mapping[str, Role], weights: Sequence[float], tolerance: float
-) -> tuple[list[MergePoint], float]:
-    """Return the scored weights, compared with the best weight that keeps guard, and the chosen weight."""
+) -> tuple[list[MergePoint], float, str]:
+    """Return the scored weights, compared with the best that keeps guard, the weight, and why dev has not chosen it."""
     if not scores:
-        return [], weights[0]
+        return [], weights[0], ""
     dev = [name for name, role in roles.items() if role == "dev"]
     guards = [name for name, role in roles.items() if role == "guard"]
 
@@ -248,15 +292,26 @@ def _choose(
 
     candidates = sorted(set(weights))
     keeping = [weight for weight in candidates if worst_guard(weight) >= -tolerance]
-    best = max(keeping or candidates, key=figure)  # the first of equal weights, which is the smallest
+    best = max(keeping or candidates, key=figure)
     points = []
     for weight, values in scores.items():
         differences = [paired_differences(scores[best][name], values[name]) for name in dev]
         means = {name: _mean(of_query) for name, of_query in values.items()}
-        points.append(MergePoint(weight, means, figure(best) - figure(weight), _standard_error(differences)))
+        below = float(np.mean([of_query.mean() for of_query in differences]))  # 0 for equal weights, figures round
+        points.append(MergePoint(weight, means, below, _standard_error(differences)))
     if not keeping:
-        return points, max(candidates, key=worst_guard)
-    return points, next(p.weight for p in points if p.weight in keeping and p.below_best <= p.error)
+        return points, max(candidates, key=worst_guard), ""
+    # the base model too: if it is worse than all of them, the smallest weight has the whole gain
+    compared = [point for point in points if point.weight in (0.0, *keeping)]
+    undecided = too_few(sum(len(scores[0.0][name]) for name in dev))
+    if not any(point.below_best for point in compared):
+        undecided = "all weights have the same nDCG@10"
+    elif not undecided and all(abs(point.below_best) <= point.error for point in compared):
+        undecided = "no weight differs from the best by more than its standard error"
+    if undecided and len(candidates) > 1:
+        nearest = min(candidates, key=lambda weight: abs(weight - HALF))
+        return points, max((w for w in keeping if w <= nearest), default=keeping[0]), undecided
+    return points, next(p.weight for p in points if p.weight in keeping and p.below_best <= p.error), ""
 
 
 def _standard_error(differences: Sequence[Floats]) -> float:
@@ -266,10 +321,8 @@ def _standard_error(differences: Sequence[Floats]) -> float:
 
 
 def _change(name: str, role: Role, model: Any, scores: Mapping[str, float], base: Mapping[str, float]) -> Change:
-    if len(base) < 2:
-        return Change(name, role, model, _mean(scores) - _mean(base), None, None, len(base))
-    difference = paired_difference(scores, base)
-    return Change(name, role, model, difference.mean, difference.low, difference.high, difference.queries)
+    change = paired_difference(scores, base)
+    return Change(name, role, model, change.mean, change.low, change.high, change.queries, change.few)
 
 
 def _mean(scores: Mapping[str, float]) -> float:
@@ -278,7 +331,7 @@ def _mean(scores: Mapping[str, float]) -> float:
 
 def _difference(change: Change) -> str:
     interval = "" if change.low is None or change.high is None else f" [{change.low:+.4f}, {change.high:+.4f}]"
-    return f"{change.mean:+.4f}{interval}"
+    return f"{change.mean:+.4f}{interval}" + (f" (cannot tell: {change.few})" if change.few else "")
 
 
 def refitted_heads(

@@ -39,10 +39,7 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
     }
     text = _text(result, settings.prior)
     if result.refused:
-        why = (
-            f"refused, nothing is written: {result.check.finding}; fix: grade more pairs, or save the calibration "
-            "with --anyway"
-        )
+        why = f"refused, nothing is written: {result.check.finding}; fix: {result.check.fix}"
         return CommandResult(text, metrics, warnings=result.warnings(), errors=[why], exit_code=1)
     warnings = [FINISHED_BEFORE] if result.reused else result.warnings()
     return CommandResult(text, metrics, result.artifacts, warnings)
