@@ -89,9 +89,8 @@ def test_texts_that_are_longer_than_a_reranker_reads_are_counted(capsys, files, 
     reranked = warnings_of(capsys, files, "evaluate bm25 --rerank RERANKER --collection COLLECTION")
     assert counted(reranked) == ["5 of 12 pairs" if kind == "reranker" else texts]
     if kind == "reranker":
-        training = f"train --kind {kind} --model MODEL --pairs PAIRS --max-steps 1 --out TRAINED"
-        for words in (training, "calibrate RERANKER --pairs PAIRS --out OUT --anyway"):
-            assert counted(warnings_of(capsys, files, words)) == [texts]
+        words = "calibrate RERANKER --pairs PAIRS --out OUT --anyway"
+        assert counted(warnings_of(capsys, files, words)) == [texts]
 
 
 def test_texts_within_the_limit_give_no_warning(capsys, files, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import build_scorer, load_relevance_model
+from bixse.encoders.loading.build import load_relevance_model, load_scorer
 from bixse.judging.judge import Question
 from bixse.judging.open_judge import JudgeSettings
 from bixse.judging.rubrics import load_rubric
@@ -38,7 +38,7 @@ def pairs(tmp_path):
     return rows
 
 
-@pytest.mark.parametrize("verb", ["index", "search", "evaluate", "merge", "train", "mine", "train --lora"])
+@pytest.mark.parametrize("verb", ["index", "search", "evaluate", "merge", "train", "mine"])
 def test_a_verb_of_encoders_refuses_a_reranker(capsys, reranker, collection, tiny_model_path, tmp_path, actions, verb):
     out, pairs = tmp_path / "out", actions.parent / "pairs.jsonl"
     words = {
@@ -48,7 +48,6 @@ def test_a_verb_of_encoders_refuses_a_reranker(capsys, reranker, collection, tin
         "merge": ("merge", reranker, tiny_model_path, "--weights", "0.5", "0.5", "--out", out),
         "train": ("train", "--model", reranker, "--pairs", pairs, "--out", out),
         "mine": ("mine", "--collection", collection, "--retriever", reranker, "--out", out),
-        "train --lora": ("train", "--kind", "reranker", "--lora", "--pairs", pairs, "--out", out),
     }[verb]
     message = refused(capsys, *words)
     assert "reranker" in message
@@ -82,7 +81,7 @@ def test_a_table_has_each_first_stage_before_and_after(capsys, reranker, actions
 
 
 def test_calibrate_fits_the_head_of_a_reranker(capsys, reranker, pairs, tmp_path):
-    model = build_scorer("reranker", reranker)
+    model = load_scorer(reranker)
     logits = model.logits([row["query"] for row in pairs], [row["document"] for row in pairs])
     middle = sorted(logits)[len(logits) // 2]
     for row, logit in zip(pairs, logits, strict=True):
@@ -100,7 +99,7 @@ def test_calibrate_fits_the_head_of_a_reranker(capsys, reranker, pairs, tmp_path
     assert probability == pytest.approx(head.probability(logits[:1]), abs=1e-6)
     head.as_trained().save(reranker)
     assert call(capsys, *words, "--out", tmp_path / "out")[0] == 0
-    copy = build_scorer("reranker", tmp_path / "out" / "model")
+    copy = load_scorer(tmp_path / "out" / "model")
     assert copy.head.slope == pytest.approx(head.slope)
     assert copy.logits(["copy a file"], ["copy the file"]) == model.logits(["copy a file"], ["copy the file"])
 
@@ -112,7 +111,7 @@ def test_a_judge_grades_with_the_head_of_the_folder(tiny_model_path, tmp_path, h
     rubric = load_rubric("trec-dl-0-3")
     judge = JudgeSettings(name=f"cross-encoder:{folder}").open(rubric)
     (_, answer), *_ = judge.answers([Question("q", "d", "copy a file", "copy the file")])
-    logit = build_scorer("reranker", folder).logits(["copy a file"], ["copy the file"])
+    logit = load_scorer(folder).logits(["copy a file"], ["copy the file"])
     expected = (head or RelevanceHead(1.0, 0.0)).probability(logit)[0]
     assert answer.grade == pytest.approx(expected, abs=1e-5)
     assert (judge.identity["map"] == "logit") == (head is None or head.slope == 1.0)

@@ -20,13 +20,13 @@ from bixse.encoders.head import RelevanceHead, Threshold, save_heads
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path, load_relevance_model
 from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
-from bixse.encoders.scorers import LateInteractionEncoder
 from bixse.encoders.serving import NEW_TYPE, POOLING_KEYS, older_settings
 from bixse.errors import InputError, ModelError, StorageError
 from bixse.files.files import damage, write_hashes
 from helpers import server_readers as servers
 from helpers.command import call, odd_modes, refused
 from helpers.hub_cache import put_into_hub_cache
+from helpers.rerankers import scorer_of
 
 TEXTS = ["copy a file", "sleep in a thread", "move a folder"]
 
@@ -46,8 +46,8 @@ def test_a_model_without_a_head_is_refused(tiny_model, tiny_model_path):
         ("copy", [["a"]], "['a']"), ("copy", ["\ud800"], "'\\ud800'"), ("\ud800", TEXTS, "'\\ud800'"),
     ],
 )  # fmt: skip
-def test_values_that_are_no_texts_are_refused(tiny_model, query, documents, got):
-    scorer = LateInteractionEncoder.of_encoder(tiny_model)
+def test_values_that_are_no_texts_are_refused(tiny_model, tiny_model_path, query, documents, got):
+    scorer = scorer_of(tiny_model_path, "late-interaction")
     for model in (tiny_model, scorer):
         model.head = RelevanceHead(20.0, -10.0)
         with pytest.raises(InputError) as caught:

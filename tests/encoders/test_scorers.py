@@ -1,32 +1,27 @@
 """Rerankers, late interaction and sparse encoders: what is refused, and that scores are the plain library's."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder, util
 from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bixse.encoders import scorers
-from bixse.encoders.encode import encode_texts
-from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.loading.build import build_encoder, build_scorer, load_relevance_model, load_scorer
+from bixse.encoders.head import RelevanceHead
+from bixse.encoders.loading.build import build_encoder, load_relevance_model, load_scorer
 from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, NotFiniteError
 from bixse.files.files import HASHES_FILE
-from helpers.rerankers import DAMAGES, EMBEDDING_KINDS, damaged, save_reranker
-from helpers.toy import BERT_SIZES
+from helpers.rerankers import DAMAGES, damaged, save_reranker
 
 QUERIES = ["copy a file", "sort", "how do i read a line"]
 DOCUMENTS = ["copy the file", "sleep and wait", "sort the list in the heap", "how do i read a line of text", "copy"]
 PAIRS = [(query, document) for query in QUERIES for document in DOCUMENTS]
 PLAIN = {"reranker": CrossEncoder, "late-interaction": MultiVectorEncoder, "sparse": SparseEncoder}
-ONLY_EMBEDDING = pytest.mark.parametrize("kind", EMBEDDING_KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +50,6 @@ class TestUnhappyPaths:
         with pytest.raises(ModelError, match=f"of the kind {kind}"):
             build_encoder(folder)
 
-    @ONLY_EMBEDDING
-    @pytest.mark.parametrize("convert", [True, False])
-    def test_a_folder_of_another_kind(self, folders, kind, convert):
-        for other in folders.keys() - {kind}:
-            with pytest.raises(ModelError, match=other):
-                build_scorer(kind, folders[other], convert=convert)
-
-    def test_an_encoder_that_is_not_to_be_converted(self, kind, tiny_model_path):
-        with pytest.raises(ModelError, match="classifier" if kind == "reranker" else "encoder"):
-            build_scorer(kind, tiny_model_path)
-
-    def test_late_interaction_without_token_states(self, student):
-        with pytest.raises(ModelError, match="StaticEmbedding"):
-            build_scorer("late-interaction", student, convert=True)
-
     @pytest.mark.parametrize("damage", DAMAGES)
     def test_a_damaged_folder(self, folder, tmp_path, damage):
         with pytest.raises(ModelError):
@@ -86,12 +66,9 @@ class TestUnhappyPaths:
                 tensors[name] = layer.repeat_interleave(labels, 0)
         save_file(tensors, copy / "model.safetensors", {"format": "pt"})
         with pytest.raises(ModelError):
-            build_scorer("reranker", copy)
+            load_scorer(copy)
 
-    def test_a_length_that_the_model_cannot_read_and_any_dimensions(self, folder, kind):
-        for length in (3, 65):
-            with pytest.raises(ModelError, match=str(length)):
-                build_scorer(kind, folder, max_length=length)
+    def test_any_dimensions(self, folder):
         with pytest.raises(ModelError, match="dimensions"):
             load_relevance_model(folder, dimensions=16)
 
@@ -119,7 +96,7 @@ def test_the_kind_is_read_from_the_files_alone(folders, tmp_path):
     for part in (AutoModelForSequenceClassification, AutoTokenizer):
         part.from_pretrained(folders["reranker"]).save_pretrained(older)
     assert kind_of(older) == "reranker"
-    by_both = [logits_of(build_scorer("reranker", path)) for path in (older, folders["reranker"])]
+    by_both = [logits_of(load_scorer(path)) for path in (older, folders["reranker"])]
     assert by_both[0] == pytest.approx(by_both[1])
 
 
@@ -138,25 +115,6 @@ def test_scores_equal_those_of_the_plain_library(folder, kind):
     assert model.relevance(QUERIES[0], []).shape == (0,)
 
 
-@ONLY_EMBEDDING
-def test_a_new_model_equals_a_loop_over_the_numbers_of_its_encoder(tiny_model_path, kind):
-    encoder = build_encoder(tiny_model_path, device="cpu")
-    expected = []
-    for query, document in PAIRS:
-        if kind == "late-interaction":
-            tokens = [encoder.encode([text], output_value="token_embeddings")[0].double() for text in (query, document)]
-            first, second = (states / states.norm(dim=1, keepdim=True) for states in tokens)
-            expected.append(float(np.mean([max(float(a @ b) for b in second) for a in first])))
-        else:
-            vectors = encode_texts(encoder, [query, document], "query").astype(np.float64)
-            both = [np.concatenate([vector, -vector]) for vector in vectors]
-            largest = [np.where(values >= np.sort(values)[-8], values, 0.0) for values in both]  # 32 dimensions / 4
-            first, second = (values / np.linalg.norm(values) for values in largest)
-            expected.append(float(first @ second))
-    model = build_scorer(kind, tiny_model_path, convert=True, device="cpu")
-    assert logits_of(model) == pytest.approx(expected, abs=1e-5)
-
-
 def test_each_text_or_pair_is_read_once_and_parts_change_nothing(folder, kind, monkeypatch):
     model, seen, counted = load_scorer(folder, device="cpu"), [], []
     expected, preprocess = logits_of(model), model.preprocess
@@ -168,32 +126,6 @@ def test_each_text_or_pair_is_read_once_and_parts_change_nothing(folder, kind, m
     assert values[len(PAIRS) :].tolist() == values[:4].tolist()
     assert sorted(seen) == sorted(PAIRS if kind == "reranker" else [*QUERIES, *DOCUMENTS])
     assert sum(counted) == len(PAIRS)
-
-
-def test_the_length_is_saved(folder, kind, tmp_path):
-    model = build_scorer(kind, folder, max_length=8, device="cpu")
-    model.save_pretrained(str(tmp_path / "short"))
-    long = [("copy a file", "copy " + "file " * 12 + "sort the list")]
-    saved, whole = (logits_of(build_scorer(kind, path, device="cpu"), long) for path in (tmp_path / "short", folder))
-    assert saved == logits_of(model, long) != whole
-    assert json.loads((tmp_path / "short" / HEAD_FILE).read_text())["logit_scale"] == 2.0
-
-
-def test_a_bare_decoder_becomes_late_interaction(decoder_path, tmp_path):
-    model = build_scorer("late-interaction", decoder_path("qwen3"), convert=True, device="cpu")
-    model.save_pretrained(str(tmp_path / "model"))
-    assert logits_of(load_scorer(tmp_path / "model", device="cpu")) == pytest.approx(logits_of(model), abs=1e-5)
-
-
-def test_a_bare_masked_language_model_becomes_splade(tiny_model_path, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_path)
-    torch.manual_seed(0)
-    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **BERT_SIZES)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    model = build_scorer("sparse", tmp_path, convert=True, device="cpu")
-    assert model.encode_query(["copy"]).shape == (1, len(tokenizer))
-    with pytest.raises(ModelError):
-        build_scorer("sparse", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["demo", "static:demo"])

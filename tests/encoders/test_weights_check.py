@@ -7,11 +7,12 @@ import shutil
 import pytest
 import transformers
 
-from bixse.encoders.loading.build import build_encoder, build_scorer
+from bixse.encoders.loading.build import build_encoder, load_scorer
 from bixse.encoders.loading.weights_check import warn_of_unused
 from bixse.errors import ModelError
 from bixse.judging.judges.cross_encoder_judge import CrossEncoderJudge
 from bixse.judging.judges.local_model import LocalModel
+from helpers.rerankers import scorer_of
 from helpers.toy import BERT_SIZES
 
 
@@ -36,10 +37,9 @@ def test_encoder_and_static_model_of_it(model):
 
 
 @pytest.mark.parametrize("kind", ["reranker", "late-interaction", "sparse"])
-def test_scorer_that_is_loaded_and_that_is_made_of_an_encoder(tmp_path, model, tokenizer, kind):
-    refused(lambda folder: build_scorer(kind, folder, convert=True), model)
-    build_scorer(kind, cut(model, 2), convert=True).save_pretrained(str(tmp_path / "saved"))
-    refused(lambda folder: build_scorer(kind, folder), tmp_path / "saved")
+def test_scorer(tmp_path, model, tokenizer, kind):
+    scorer_of(model, kind).save_pretrained(str(tmp_path / "saved"))
+    refused(load_scorer, tmp_path / "saved")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,12 @@ QUICK = ("rankers",)
 """Studies that are run by default besides losses; the others are slow tests."""
 OPTIMIZER = {"learning_rate": 1e-2, "num_train_epochs": 1, "global_batch_size": 8}
 
+PAPERS_MODELS = {
+    "modernbert-base": "answerdotai/ModernBERT-base",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    **{f"qwen2.5-{size.lower()}": f"Qwen/Qwen2.5-{size}" for size in ("0.5B", "1.5B", "3B")},
+}
+
 
 @pytest.fixture
 def study(actions, student):
@@ -295,6 +301,15 @@ class TestCommand:
         assert main(["study", "--list"]) == 0
         shown = capsys.readouterr().out
         assert all(name in shown for name in [*STUDIES, *preset_names()])
+
+    def test_the_papers_models_are_presets_with_their_own_settings(self):
+        names = {f"paper-{name}" for name in PAPERS_MODELS}
+        assert names | {"smoke", "laptop", "laptop-minilm"} == set(preset_names())
+        presets = {name: StudyConfig.load(None, {"study": "losses", "preset": name}) for name in names}
+        assert {presets[f"paper-{name}"].model for name in PAPERS_MODELS} == set(PAPERS_MODELS.values())
+        own = {name: preset.train.get("lora") for name, preset in presets.items()}
+        assert {name for name, lora in own.items() if lora} == {"paper-qwen2.5-3b"}
+        assert len({preset.train["optimizer"]["learning_rate"] for preset in presets.values()}) == 1
 
     @pytest.mark.parametrize("preset", preset_names())
     def test_note_of_a_preset_names_no_number_of_seeds(self, preset):

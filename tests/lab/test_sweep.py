@@ -39,7 +39,6 @@ def errors_of(config):
         ({"base": {"pairs": "pairs.jsonl"}}, "dev: got nothing; expected a collection folder to rank the arms by"),
         ({"base": {**BASE, "merge": None, "evaluations_per_epoch": 0}}, "no figure on dev to rank the arms by"),
         ({"vary": {"dev_split": ["a", "b"]}}, "figures on other queries or documents do not compare"),
-        ({"vary": {"kind": ["encoder", "reranker"]}}, "figures on other queries or documents do not compare"),
         ({"vary": {"seed": [0, 1]}}, "fix: move the list to `seeds`"),
         ({"vary": {"lora": [{"rank": 8}], "lora.rank": [8, 16]}}, "a key within 'lora', which varies too"),
         ({"base": {**BASE, "lora": None}, "vary": {"lora.rank": [8, 16]}}, "lora: got null together with lora.rank"),

@@ -4,7 +4,6 @@ import tempfile
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 
@@ -34,7 +33,7 @@ from helpers.server_readers import text_embeddings_inference, vllm_before_septem
 
 
 class TestUnhappyPaths:
-    @pytest.mark.parametrize("kind", ["pairs", "dev", "model", "lora", "dimensions", "frozen layers", "frozen"])
+    @pytest.mark.parametrize("kind", ["pairs", "dev", "model", "lora", "dimensions"])
     def test_refused_input_leaves_no_output_folder(self, actions, student, tmp_path, train_toy, kind):
         (tmp_path / "pairs.csv").write_text("query,document,relevance\ncopy,move,3\n")
         shutil.copytree(actions, tmp_path / "dev")
@@ -46,8 +45,6 @@ class TestUnhappyPaths:
             "model": ({"model": tmp_path / "no" / "model"}, ModelError, "no such folder"),
             "lora": ({"model": student, "max_length": None, "lora": {}}, ModelError, "lora"),
             "dimensions": ({"dimensions": [33]}, ModelError, "dimensions"),
-            "frozen": ({"model": student, "max_length": None, "frozen_layers": 0}, ModelError, "frozen_layers: got 0"),
-            "frozen layers": ({"frozen_layers": 2}, InputError, "frozen_layers: got 2"),
         }[kind]
         with pytest.raises(error, match=fact):
             train_toy(**changes)
@@ -166,27 +163,6 @@ def test_a_router_of_a_static_query_side_and_a_transformer_trains_both(tiny_mode
     GradedTrainer(model, arguments, graded_pairs, loss=BiXSELoss(model)).train()
     moved = {name.split(".")[2] for name, part in model.named_parameters() if not torch.equal(part, before[name])}
     assert moved == {"query", "document"}
-
-
-def test_frozen_layers_and_embeddings_stay_as_they_are(tiny_model_path, train_toy):
-    result = train_toy(frozen_layers=1, merge=None, dev=None)
-    before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model_path, result.model_path))
-    frozen = [name for name in before if name.startswith(("embeddings.", "encoder.layer.0."))]
-    moved = [name for name in before if name.startswith("encoder.layer.1.") and name.endswith("dense.weight")]
-    assert frozen and all(torch.equal(before[name], after[name]) for name in frozen)
-    assert moved and not any(torch.equal(before[name], after[name]) for name in moved)
-
-
-def test_weights_are_pulled_back_to_the_base_model_beyond_the_limit(tiny_model_path, train_toy):
-    free, near = (train_toy(f"out{limit}", merge=None, dev=None, max_distance=limit) for limit in (10.0, 1e-4))
-    distances = [[entry["distance"] for entry in run.history if "distance" in entry] for run in (free, near)]
-    assert distances[0] == sorted(distances[0]) and distances[0][-1] > 1e-3
-    assert max(distances[1]) < distances[0][-1] / 2
-    base, saved = (load_file(folder / "model.safetensors") for folder in (tiny_model_path, near.model_path))
-    moved, norm = (
-        sum(float(x.square().sum()) for x in xs) for xs in ((saved[n] - base[n] for n in base), base.values())
-    )
-    assert (moved / norm) ** 0.5 < distances[1][-1]  # the last step was averaged too
 
 
 def test_training_on_real_grades_raises_dev_ndcg(train_toy):

@@ -2,7 +2,8 @@
 
     python docs/studies/cascade/measure.py runs/late/model runs/quickstart/collection
 
-MODEL was trained on the judge's grades of the queries of split train. The cut between relevant and irrelevant is
+MODEL was trained on the judge's grades of the queries of split train, for the published table by the command of version
+1.0.0rc1; docs/reference/kinds.md has a recipe. The cut between relevant and irrelevant is
 where as many pairs of split dev lie above it as the judge calls relevant. MODEL labels the pairs of split test, and
 those whose scores are nearest to the cut go back to the judge. Intervals are 95 % and resample queries.
 """

@@ -2,9 +2,10 @@
 
     python docs/studies/kinds/measure.py runs/quickstart/collection demo runs/mine/model runs/late/model
 
-A model of another kind than an encoder orders the 30 best documents of `demo` again. Seconds are medians over 100 test
-queries: to embed one query alone, and to compare it with 100 documents whose embeddings are in memory (a reranker reads
-30 pairs). Bytes are those of float32 numbers; a number of a sparse embedding has an index of 4 bytes too.
+docs/reference/kinds.md trains models of other kinds; those of the published table are by the command of version
+1.0.0rc1. A model of another kind than an encoder orders the 30 best documents of `demo` again. Seconds are medians over
+100 test queries: to embed one query alone, and to compare it with 100 documents whose embeddings are in memory (a
+reranker reads 30 pairs). Bytes are those of float32 numbers; a sparse embedding also has an index of 4 bytes each.
 """
 
 from __future__ import annotations

@@ -39,11 +39,12 @@ LEFT = ("spread-out", "cadet", "wasserstein", "wasserstein-6")
 """Losses of left.py."""
 VARIANTS = ("base", "half", "prior", "graded", "merged", "tuned", "bias-per-batch")
 """Targets of unlabelled entries, and a bias, of variants.py."""
+NEAR = ("frozen", "frozen-3", "orbit")
+"""Arms that near.py trains; they have no settings of their own."""
+SCRIPTS = {**dict.fromkeys(LEFT, "left.py"), **dict.fromkeys(VARIANTS, "variants.py"), **dict.fromkeys(NEAR, "near.py")}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "frozen": {"frozen_layers": 0},
-    "frozen-3": {"frozen_layers": 3},
+    **{arm: {} for arm in NEAR},
     "no-dropout": {"dropout": 0.0},
-    "orbit": {"max_distance": 0.002},  # one pass of pydocs ends at .0054
     "bias-fast": {"optimizer": {"bias_lr_multiplier": 1000.0}},
     "bias-prior": {"loss_options": {"bias": "prior"}},
     **{loss: {} for loss in LEFT},
@@ -62,8 +63,8 @@ def bixse(*words: object) -> None:
 
 def train(target: str, *words: object) -> None:
     """Train with a target of unlabelled entries; raises CalledProcessError."""
-    if target in (*VARIANTS, *LEFT):
-        script = Path(__file__).with_name("left.py" if target in LEFT else "variants.py")
+    if target in SCRIPTS:
+        script = Path(__file__).with_name(SCRIPTS[target])
         subprocess.run([sys.executable, str(script), target, *map(str, words)], check=True)
     else:
         bixse("train", *words)

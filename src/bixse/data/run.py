@@ -135,6 +135,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 LEFT: Mapping[str, Any] = {
+    "frozen_layers": None,
+    "kind": "encoder",
+    "max_distance": None,
     "regrade": None,
     "unlabelled": "zero",
     "unlabelled_weight": 1.0,

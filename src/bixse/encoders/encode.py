@@ -104,13 +104,6 @@ def by_length(texts: Sequence[str]) -> NDArray[np.int64]:
     return np.argsort([len(text) for text in texts], kind="stable")
 
 
-def weights_key(model: torch.nn.Module) -> str:
-    """Hash the weights of a model."""
-    digest = hashlib.sha256()
-    _add_weights(digest, model)
-    return digest.hexdigest()
-
-
 def _add_weights(digest: Any, model: torch.nn.Module, portable: bool = False) -> None:
     for name, state in sorted(model.state_dict().items()):
         for part in state if isinstance(state, tuple) else (state,):  # a quantised layer keeps weight and bias as one

@@ -6,12 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from sentence_transformers.base.model import BaseModel
-from sentence_transformers.base.modules import Normalize, Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from sentence_transformers.util import fullname
 from torch import nn
 
@@ -23,13 +19,10 @@ from bixse.errors import ModelError, NotFiniteError
 from bixse.files.files import drop_hashes, storage_errors, usual_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Self
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
-
-    from bixse.encoders.relevance_model import RelevanceModel
 
     Pairs = list[tuple[str, str]]
 
@@ -47,7 +40,7 @@ class Scorer(BaseModel):
     """
 
     kind: ClassVar[str]
-    """The kind as `bixse train --kind` names it."""
+    """The kind, as `kind_of` names it."""
 
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
         # as in a `RelevanceModel`: this class is given by name
@@ -150,38 +143,11 @@ class LateInteractionEncoder(EmbeddingScorer, MultiVectorEncoder):
 
     kind = "late-interaction"
 
-    @classmethod
-    def of_encoder(cls, encoder: RelevanceModel) -> Self:
-        """Return the late interaction of an encoder's own token states; a random projection starts lower."""
-        first: Any = encoder[0]
-        if not isinstance(first, Transformer):
-            raise ModelError(
-                f"kind: got late-interaction for an encoder that begins with {type(first).__name__}; expected one with "
-                "a state per token; fix: name a transformer"
-            )
-        modules = [first, MultiVectorMask(), Normalize("token_embeddings")]
-        return cls(
-            modules=modules, prompts=encoder.prompts, similarity_fn_name="meanmaxsim", device=str(encoder.device)
-        )
-
 
 class SparseScorer(EmbeddingScorer, SparseEncoder):
     """A SparseEncoder with a relevance head; the score is the dot product."""
 
     kind = "sparse"
 
-    @classmethod
-    def of_encoder(cls, encoder: RelevanceModel) -> Self:
-        """Return sparse embeddings of unit length: the largest numbers of an encoder's embedding and of its negative.
 
-        A quarter as many numbers as the embedding has dimensions are not 0, as in the library's own conversion. The
-        layer that gives them begins as the identity next to its negative: random weights start lower.
-        """
-        dimensions = encoder.get_embedding_dimension() or 0
-        layer = SparseAutoEncoder(dimensions, 2 * dimensions, k=max(1, dimensions // 4), k_aux=0)
-        identity = torch.eye(dimensions)
-        with torch.no_grad():
-            layer.encoder.weight.copy_(torch.cat([identity, -identity]))  # type: ignore[operator]
-        # unit length: the dot product is a cosine, for which scale, bias and thresholds are made
-        modules = [*encoder, layer, Normalize()]
-        return cls(modules=modules, prompts=encoder.prompts, similarity_fn_name="dot", device=str(encoder.device))
+SCORERS: Mapping[str, type[Scorer]] = {cls.kind: cls for cls in (Reranker, LateInteractionEncoder, SparseScorer)}

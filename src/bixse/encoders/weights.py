@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from bixse.encoders.loading.backbones import BidirectionalTransformer, backbones, transformer_blocks
+from bixse.encoders.loading.backbones import BidirectionalTransformer, backbones
 from bixse.encoders.processes import local_part
 from bixse.errors import InputError, ModelError
 
@@ -32,27 +32,6 @@ def upcast_trainable_to_float32(model: SentenceTransformer) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-
-
-def freeze_lowest(model: SentenceTransformer, layers: int) -> None:
-    """Keep the embeddings of the tokens and the lowest layers as they are; 0 freezes the embeddings alone."""
-    if not backbones(model):
-        raise ModelError(
-            f"frozen_layers: got {layers} for a model without a transformer, such as static embeddings; expected one "
-            "with layers; fix: leave frozen_layers out"
-        )
-    for part in backbones(model):
-        backbone = part.auto_model
-        blocks = transformer_blocks(backbone)
-        if layers >= len(blocks):
-            raise InputError(
-                f"frozen_layers: got {layers}; expected a number below {len(blocks)}, the layers of the encoder; "
-                "fix: lower it"
-            )
-        # BERT's module holds positions and a norm too; a gradient for them would run through all layers below
-        embeddings = getattr(backbone, "embeddings", None) or backbone.get_input_embeddings()
-        for module in (embeddings, *blocks[:layers]):
-            module.requires_grad_(False)
 
 
 def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weight: float) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from sentence_transformers import CrossEncoder
 
 from bixse.data.trec import ranked
-from bixse.encoders.encode import weights_key
 from bixse.encoders.lengths import sampled, warn_of_samples
 from bixse.encoders.loading.build import load_scorer, model_hashes
 from bixse.encoders.loading.kinds import kind_of
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
 class RerankedSystem(System):
     """The `depth` best documents of a first stage in the order of a reranker; the others follow in their order.
 
-    `reranker` is a folder, or a loaded model, of any kind that scores pairs. Equal scores are a tie, which trec_eval's
-    rule orders by document id.
-    Raises InputError for a folder that is no reranker, and for a depth below 1.
+    `reranker` is the folder of a model of any kind that scores pairs. Equal scores are a tie, which trec_eval's rule
+    orders by document id. Raises InputError for a folder that is no reranker, and for a depth below 1.
 
     Example:
         ::
@@ -41,25 +39,23 @@ class RerankedSystem(System):
             evaluate(system, "my-collection").metrics
     """
 
-    def __init__(self, first: System, reranker: str | Path | Scorer, depth: int) -> None:
+    def __init__(self, first: System, reranker: str | Path, depth: int) -> None:
         self.first, self.depth = first, depth
-        self._given = None if isinstance(reranker, (str, Path)) else reranker
-        self._loaded = self._given
-        self.source = str(reranker) if isinstance(reranker, (str, Path)) else "model"
+        self.source = str(reranker)
+        self._loaded: Scorer | None = None
         self.label = f"{first.label}, reranked by {self.source}"
-        self._candidates: tuple[Task, int, Mapping[str, Ranking], dict[str, str]] | None = None
         if depth < 1:
             raise InputError(f"--rerank-depth: got {depth}; expected 1 or more; fix: 100 is usual")
-        if self._given is None and (not Path(self.source).is_dir() or kind_of(self.source) == "encoder"):
+        if not Path(self.source).is_dir() or kind_of(self.source) == "encoder":
             raise InputError(
                 f"--rerank: got {self.source!r}; expected the folder of a reranker, a late interaction or a sparse "
-                "encoder; fix: name the model folder of `bixse train --kind reranker`"
+                "encoder; fix: name a folder that sentence-transformers saved for one of these"
             )
 
     @cached_property
     def inputs(self) -> Mapping[str, str]:
-        files = model_hashes(self.source) if self._given is None else {"weights": weights_key(self._given)}
-        return {**self.first.inputs, **{f"rerank/{name}": digest for name, digest in files.items()}}
+        files = {f"rerank/{name}": digest for name, digest in model_hashes(self.source).items()}
+        return {**self.first.inputs, **files}
 
     @property
     def name(self) -> str:
@@ -93,21 +89,16 @@ class RerankedSystem(System):
     ) -> Mapping[str, Ranking]:
         if self._loaded is None:
             self._loaded = load_scorer(self.source)
-        known, most = self._candidates, max(depth, self.depth)
-        # a dev collection is searched once, and reranked at each evaluation
-        if known is None or known[0] is not task or known[1] < most:
-            runs = self.first.search(task, most, partial, progress)
-            wanted = {name for run in runs.values() for hits in run.values() for name in ranked(hits)[: self.depth]}
-            texts = {name: text for name, text in task.documents() if name in wanted}
-            unknown = sorted(wanted - texts.keys())
-            if unknown:
-                raise InputError(
-                    f"--rerank: got {len(unknown)} documents of {self.first.label} that {task.name} lacks "
-                    f"({shorten(unknown[0])}); expected documents of the collection; fix: rerank a run of it"
-                )
-            self._candidates = known = task, most, runs, texts
-            self.notes = [*self.first.notes, *self._too_long(task, runs, texts)]
-        _, _, runs, texts = known
+        runs = self.first.search(task, max(depth, self.depth), partial, progress)
+        wanted = {name for run in runs.values() for hits in run.values() for name in ranked(hits)[: self.depth]}
+        texts = {name: text for name, text in task.documents() if name in wanted}
+        unknown = sorted(wanted - texts.keys())
+        if unknown:
+            raise InputError(
+                f"--rerank: got {len(unknown)} documents of {self.first.label} that {task.name} lacks "
+                f"({shorten(unknown[0])}); expected documents of the collection; fix: rerank a run of it"
+            )
+        self.notes = [*self.first.notes, *self._too_long(task, runs, texts)]
         return {
             part.name: self._rerank(part.queries, runs[part.name], texts, depth, progress) for part in task.query_sets
         }
@@ -144,5 +135,4 @@ class RerankedSystem(System):
     def release(self) -> None:
         """Unload first stage and reranker, which are loaded again on demand."""
         self.first.release()
-        self._candidates = None
-        self._loaded = self._given
+        self._loaded = None

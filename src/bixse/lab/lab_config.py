@@ -229,20 +229,27 @@ class StudyConfig(PlaceSettings):
 
 def preset_names() -> list[str]:
     """Return the names of the presets."""
-    folder = resources.files("bixse.lab").joinpath("presets")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return list(_presets())
+
+
+def _presets() -> dict[str, dict[str, Any]]:
+    """Return the presets by name; a file with a table `models` holds one per model, with its settings on top."""
+    presets: dict[str, dict[str, Any]] = {}
+    for file in resources.files("bixse.lab").joinpath("presets").iterdir():
+        shared = yaml.safe_load(file.read_text(encoding="utf-8"))
+        name, models = file.name.removesuffix(".yaml"), shared.pop("models", {"": {}})
+        presets |= {f"{name}-{model}".rstrip("-"): merged(shared, own) for model, own in models.items()}
+    return dict(sorted(presets.items()))
 
 
 def _preset(name: str, study: str) -> dict[str, Any]:
-    if name not in preset_names():
+    presets = _presets()
+    if name not in presets:
         raise InputError(
-            f"preset: got {name!r}; expected one of {', '.join(preset_names())}; "
-            f"fix: {did_you_mean(name, preset_names())}"
+            f"preset: got {name!r}; expected one of {', '.join(presets)}; fix: {did_you_mean(name, presets)}"
         )
-    text = resources.files("bixse.lab").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
-    settings: dict[str, Any] = yaml.safe_load(text)
-    of_study = settings.pop("studies", {}).get(study, {})
-    return merged(settings, of_study)
+    settings = presets[name]
+    return merged(settings, settings.pop("studies", {}).get(study, {}))
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

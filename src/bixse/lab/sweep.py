@@ -401,7 +401,7 @@ def _key_errors(config: SweepConfig) -> Iterator[str]:
     for key in config.vary:
         if key == "seed":
             yield "  vary.seed: got the training seed; expected it as `seeds`; fix: move the list to `seeds`"
-        if key in ("kind", "dev", "merge", "merge.documents") or key.startswith(("dev_", "guard")):
+        if key in ("dev", "merge", "merge.documents") or key.startswith(("dev_", "guard")):
             yield (
                 f"  vary.{key}: got a setting of the evaluation; expected one of training: figures on other queries or "
                 "documents do not compare; fix: set it in `base`"

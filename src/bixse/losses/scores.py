@@ -15,7 +15,7 @@ from bixse.losses.catalogue import build_loss
 from bixse.losses.targets import GradedTargets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from bixse.encoders.embedding import Features
     from bixse.losses.base import GradedLoss
@@ -32,8 +32,7 @@ class ScoreLoss(nn.Module):
     - Sparse: the dot product. It has no bound: use a scale near 1. sentence-transformers' `SpladeLoss` takes this loss
       as its inner loss. Use `BatchSamplers.NO_DUPLICATES` then, as it passes on embeddings without their texts.
 
-    Every other document of the batch is a negative. Labels are (B,) or (B, K) relevance in [0, 1], or the tensors of
-    `GradedTargets` that `GradedTrainer` collates, as `bixse train --kind late-interaction` does. `loss` is a name of
+    Every other document of the batch is a negative. Labels are (B,) or (B, K) relevance in [0, 1]. `loss` is a name of
     `LOSSES`, `options` are those of `build_loss`. With bixse, `SaveRelevanceHead` saves scale and bias. Raises
     ModelError for another model, InputError for labels that do not fit.
 
@@ -75,17 +74,10 @@ class ScoreLoss(nn.Module):
         self.loss: GradedLoss = build_loss(loss, nn.Identity(), **{"products": "float32", **options})  # type: ignore[arg-type]
         if isinstance(model, MultiVectorEncoder):
             model.similarity_fn_name = "meanmaxsim"
-        # attributes that a trainer and its checks read from a loss
-        self.options = self.loss.options
-        self.requires, self.learned_otherwise = self.loss.requires, self.loss.learned_otherwise
-        self.is_informative = self.loss.is_informative
 
-    def forward(self, sentence_features: Iterable[Features], labels: Tensor | Mapping[str, Tensor]) -> Tensor:
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
         """Return the loss of one batch: the first feature set holds the queries, the others documents."""
         queries, *documents = [dict(features) for features in sentence_features]  # the model writes into them
-        if not isinstance(labels, Tensor):  # one column of distinct documents
-            scores = self._scores(queries, documents)
-            return self._of_scores(scores, GradedTargets.from_tensors(labels, (scores.shape[0], scores.shape[1])))
         first, targets = self.loss.targets_of_labels(queries, documents, labels)
         return self._of_scores(self._scores(queries, documents)[:, first], targets)
 

@@ -7,7 +7,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sentence_transformers import SentenceTransformer
 
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
@@ -19,6 +18,8 @@ from bixse.training.loop.trainer import FIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.relevance_model import RelevanceModel
@@ -82,10 +83,8 @@ def prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind,
     return {kind: [prompts.prompt(task, kind, n) for task, n in choices] for kind in KINDS.values()}
 
 
-def embedding_spreads(model: Any, pairs: GradedPairs) -> dict[Kind, float]:
-    """Return 1 minus the smallest cosine between distinct texts of a kind, without prompts; {} for another model."""
-    if not isinstance(model, SentenceTransformer):
-        return {}
+def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:
+    """Return 1 minus the smallest cosine between distinct texts of a kind, without prompts."""
     spreads: dict[Kind, float] = {}
     for kind in KINDS.values():
         rows = pairs.distinct(kind)

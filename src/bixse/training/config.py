@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bixse.encoders.loading.build import STATIC, PoolingMode
-from bixse.encoders.loading.kinds import ModelKind
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.errors import SEEDS, ConfigError
 from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options, instead_of
@@ -30,36 +29,7 @@ CHECKPOINT_FOLDER = "checkpoints"
 """Checkpoints to resume from, until the run is finished."""
 
 
-RERANKER_LOSSES = {"bce": "BinaryCrossEntropyLoss", "lambda": "LambdaLoss", "listnet": "ListNetLoss"}
-"""Loss of a reranker -> its class in `sentence_transformers.cross_encoder.losses`."""
-NOT_OF_A_RERANKER = {
-    **dict.fromkeys(("dimensions", "pooling", "bidirectional"), "a reranker has no embeddings"),
-    **dict.fromkeys(("lora", "frozen_layers", "max_distance"), "a reranker trains all weights"),
-    **dict.fromkeys(("scale", "loss_options", "bias_lr_multiplier"), "the losses of a reranker do not read it"),
-    "instructions": "a reranker reads query and document as one text",
-    "merge": "the base model lacks the layer that gives the score",
-    "sharding": "a reranker trains in one process",
-}
-"""Setting that a reranker refuses -> the reason."""
-NOT_OF_AN_EMBEDDING_SCORER = {
-    **dict.fromkeys(("dimensions", "pooling", "bidirectional"), "its embeddings are those of the encoder at --model"),
-    **dict.fromkeys(("lora", "frozen_layers", "max_distance"), "it trains all weights"),
-    "instructions": "it has no table of instructions, only the prompts of the encoder",
-    "merge": "merge weights are chosen by a search of one vector per text",
-    "sharding": "it trains in one process",
-}
-"""Setting that a late interaction or a sparse encoder refuses -> the reason."""
-REFUSED: dict[str, dict[str, str]] = {
-    "reranker": NOT_OF_A_RERANKER,
-    "late-interaction": NOT_OF_AN_EMBEDDING_SCORER,
-    "sparse": NOT_OF_AN_EMBEDDING_SCORER,
-}
-"""Kind of model -> the settings that it refuses, with the reason."""
-
-
-NOT_OF_A_STATIC_ENCODER = (
-    "max_length", "train_max_length", "dropout", "bidirectional", "pooling", "frozen_layers", "lora"
-)  # fmt: skip
+NOT_OF_A_STATIC_ENCODER = ("max_length", "train_max_length", "dropout", "bidirectional", "pooling", "lora")
 
 
 class LoraConfig(Settings):
@@ -156,6 +126,12 @@ class TrainConfig(Settings):
         16
     """
 
+    renamed: ClassVar = {
+        **dict.fromkeys(("frozen_layers", "max_distance"), "leave it out: `merge` keeps as much"),
+        "kind": "train other kinds with sentence-transformers' trainers, as docs/reference/kinds.md does",
+        "regrade": "leave it out: `bixse mine` with the tuned model finds likely false negatives for `bixse grade`",
+    }
+
     pairs: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
     """File of graded pairs (.parquet, .jsonl, .csv, .tsv), or several files. With several files, the file name is the
     task of rows without a task column."""
@@ -169,11 +145,9 @@ class TrainConfig(Settings):
     dev_split: str = "dev"
     """Split of the dev collections."""
     dev_candidates: int = Field(default=30, ge=1)
-    """BM25 candidates per dev query. Encoders also rank the judged documents, which alone are too easy; other kinds of
-    model rank the candidates alone."""
+    """BM25 candidates per dev query, ranked together with the judged documents, which alone are too easy."""
     guard: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
-    """Collection folder, or several, that must not get worse: the merge weight is chosen to protect them. Kinds other
-    than encoder have no merge, and only report the figures."""
+    """Collection folder, or several, that must not get worse: the merge weight is chosen to protect them."""
     guard_split: str | tuple[str, ...] = "test"
     """Split of the guard collections, or one split per collection."""
     guard_tolerance: float = Field(default=TOLERANCE, ge=0)
@@ -184,9 +158,6 @@ class TrainConfig(Settings):
     """Merge the tuned weights with the weights of the base model. Null keeps the tuned weights."""
     min_relevant_grade: float = Field(default=1.0, gt=0)
     """Lowest relevant grade, on the scale of the grades, for recall and MRR on dev."""
-    kind: ModelKind = "encoder"
-    """The model to train: an encoder (one vector per text), a reranker that reads query and document together (a
-    CrossEncoder), late-interaction (one vector per token) or sparse (few numbers that are not 0)."""
     model: str = "demo"
     """Folder or hub name of the encoder. "demo" is the small model of the extra `bixse[demo]`. "static:NAME" makes a
     static encoder of the token embeddings of a model, which trains in seconds."""
@@ -204,17 +175,10 @@ class TrainConfig(Settings):
     pooling: PoolingMode | None = None
     """Pooling of a bare backbone: mean, cls (the first token) or cls-head (the first token and ModernBERT's head). Null
     takes cls-head if the checkpoint has the head, else mean. A sentence-transformers model keeps its pooling."""
-    frozen_layers: int | None = Field(default=None, ge=0)
-    """Number of lowest layers to freeze, together with the token embeddings; 0 freezes the token embeddings alone. Null
-    trains all layers."""
-    max_distance: float | None = Field(default=None, gt=0)
-    """Largest distance of the encoder's weights from the base model's, |w - w0| / |w0|. A step that exceeds it is
-    followed by w <- (w + w0) / 2 (ORBIT, arXiv:2605.12419). Null sets no limit."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights. `lora: {}` takes the defaults; null trains all weights."""
     loss: Annotated[str, Flag(metavar="LOSS")] = "bixse"
-    """Name of the loss, a key of `bixse.losses.LOSSES` such as infonce. A reranker takes bce (its default), lambda or
-    listnet."""
+    """Name of the loss, a key of `bixse.losses.LOSSES` such as infonce."""
     scale: float = Field(default=LossOptions.model_fields["scale"].default, gt=0)
     """Logit scale alpha, 1 / temperature. The paper takes 20; 10 was better on dev for every loss."""
     dimensions: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Flag(metavar="D")] = ()
@@ -238,34 +202,9 @@ class TrainConfig(Settings):
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Trackers that also get the log, through transformers. Each tracker needs its package."""
 
-    renamed: ClassVar = {
-        "regrade": "leave it out; instead, `bixse mine` with the tuned model finds likely false negatives for `bixse "
-        "grade`",
-    }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_its_kind(cls, values: Any) -> Any:
-        kind = values.get("kind") if isinstance(values, dict) else None
-        if kind not in tuple(REFUSED):  # a tuple: a file may hold a list, which has no hash
-            return values
-        loss = {"loss": "bce"} if kind == "reranker" else {}
-        return {"merge": None, **loss, **values}
-
-    @model_validator(mode="after")
-    def _fits_its_kind(self) -> TrainConfig:
-        refused = REFUSED.get(self.kind, {})
-        for section in (self, self.optimizer):
-            for name in refused.keys() & type(section).model_fields.keys():
-                default = type(section).model_fields[name].get_default(call_default_factory=True)
-                if getattr(section, name) != (None if name == "merge" else default):
-                    raise ValueError(f"got {name}; expected none: {refused[name]}; fix: leave it out")
-        return self
-
     @model_validator(mode="after")
     def _fits_a_static_encoder(self) -> TrainConfig:
-        given = ["kind"] if self.kind != "encoder" else []
-        given += [name for name in NOT_OF_A_STATIC_ENCODER if getattr(self, name) is not None]
+        given = [name for name in NOT_OF_A_STATIC_ENCODER if getattr(self, name) is not None]
         if self.model.startswith(STATIC) and given:
             raise ValueError(
                 f"got {given[0]} for a static encoder, which is a table of token embeddings; expected none; "
@@ -275,7 +214,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _used(self) -> TrainConfig:
-        if self.guard is not None and (self.dev is None or (self.merge is None and self.kind == "encoder")):
+        if self.guard is not None and (self.dev is None or self.merge is None):
             raise ValueError("got guard without dev and merge; expected all three; fix: set both, or leave guard out")
         splits = [] if isinstance(self.guard_split, str) else self.guard_split
         if splits and len(splits) != len(paths_in(self.guard)):
@@ -288,10 +227,6 @@ class TrainConfig(Settings):
             raise ValueError(
                 "got merge weights without dev; expected dev, to choose one; fix: set dev, or a single weight"
             )
-        for name in ("frozen_layers", "max_distance"):
-            if getattr(self, name) is not None and (self.lora is not None or self.sharding is not None):
-                other = "lora" if self.lora is not None else "sharding"
-                raise ValueError(f"got {name} and {other}; expected one of them; fix: leave one out")
         return self
 
     @model_validator(mode="after")
@@ -318,8 +253,7 @@ class TrainConfig(Settings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
-        newer = {"kind": "encoder", "dimensions": ()}  # left out at their defaults: runs of older versions continue
-        left_out = {name for name, default in newer.items() if getattr(self, name) == default}
+        left_out = set() if self.dimensions else {"dimensions"}  # runs of older versions continue
         return self.model_dump(mode="json", exclude=left_out)
 
     def resolved(self) -> TrainConfig:
@@ -335,8 +269,8 @@ class TrainConfig(Settings):
 
     @field_validator("loss", mode="before")
     @classmethod
-    def _known_loss(cls, value: Any, info: ValidationInfo) -> str:
-        known = list(RERANKER_LOSSES if info.data.get("kind") == "reranker" else LOSSES)
+    def _known_loss(cls, value: Any) -> str:
+        known = list(LOSSES)
         if not isinstance(value, str) or value not in known:
             raise ValueError(f"expected one of {', '.join(known)}; fix: {instead_of(value, known)}")
         return value

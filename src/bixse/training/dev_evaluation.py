@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.collection import Collection
-    from bixse.evaluation.systems import System
     from bixse.relevance import Qrels, Ranking
     from bixse.training.config import TrainConfig
 
@@ -200,30 +199,23 @@ class GradedRetrievalEvaluator(BaseEvaluator):
 
     `name` is the prefix of the metrics: the headline is `<name>_ndcg@10`. Of several collections the metrics are means,
     in which collections count equally (BiXSE paper, appendix: BEIR(short)). The
-    `SequentialEvaluator` of sentence-transformers returns the last score, not the mean. The figures of `guards` have
-    the prefix `guard`. `system` answers the queries instead of the model's embeddings.
+    `SequentialEvaluator` of sentence-transformers returns the last score, not the mean.
     """
 
-    def __init__(
-        self, tasks: Sequence[Task], name: str = "dev", guards: Sequence[Task] = (), system: System | None = None
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], name: str = "dev") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tasks, self.name, self.guards, self.system = tuple(tasks), name, tuple(guards), system
+        self.tasks, self.name = tuple(tasks), name
         self.primary_metric = f"{name}_{PRIMARY_METRIC}"
 
     def __call__(
         self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
-        guards = self._figures(model, self.guards, "guard") if self.guards else {}
-        return {**self._figures(model, self.tasks, self.name), **guards}
-
-    def _figures(self, model: Any, tasks: Sequence[Task], prefix: str) -> dict[str, float]:
-        system = self.system or EncoderSystem(model, cache="none")
-        results = {task.name: evaluate(system, task).metrics for task in tasks}
+        system = EncoderSystem(model, cache="none")
+        results = {task.name: evaluate(system, task).metrics for task in self.tasks}
         means = {metric: float(np.mean([metrics[metric] for metrics in results.values()])) for metric in METRICS}
         by_task = {f"{task}_{metric}": value for task, metrics in results.items() for metric, value in metrics.items()}
         every = means if len(results) == 1 else {**means, **by_task}
-        return {f"{prefix}_{metric}": value for metric, value in every.items()}
+        return {f"{self.name}_{metric}": value for metric, value in every.items()}
 
 
 def small_task(
@@ -265,9 +257,9 @@ def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Rankin
     return {document_id: d.content for document_id, d in collection.corpus.items() if document_id in chosen}
 
 
-def dev_figures(history: Iterable[Mapping[str, Any]], role: Role = "dev") -> dict[int, float]:
-    """Return step -> nDCG@10 on dev, or on guard during the training of a reranker, from the evaluations in a log."""
-    key = f"eval_{role}_{PRIMARY_METRIC}"
+def dev_figures(history: Iterable[Mapping[str, Any]]) -> dict[int, float]:
+    """Return step -> nDCG@10 on dev, from the evaluations in a log."""
+    key = f"eval_dev_{PRIMARY_METRIC}"
     return {entry["step"]: entry[key] for entry in history if key in entry}
 
 

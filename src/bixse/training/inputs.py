@@ -18,7 +18,7 @@ from bixse.encoders.loading.build import (
     use_attention_to_train_with,
 )
 from bixse.encoders.relevance_model import set_instructions
-from bixse.encoders.weights import add_lora, freeze_lowest, upcast_trainable_to_float32
+from bixse.encoders.weights import add_lora, upcast_trainable_to_float32
 from bixse.files.files import file_hash
 from bixse.losses import build_loss
 from bixse.training.dev_evaluation import load_watched, split_hashes, watched_splits
@@ -79,8 +79,6 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
         set_dropout(model, config.dropout)
     if config.lora is not None:
         add_lora(model, **config.lora.model_dump())
-    if config.frozen_layers is not None:
-        freeze_lowest(model, config.frozen_layers)
     upcast_trainable_to_float32(model)
     check_dimensions(model, config.dimensions)
     return build_loss(config.loss, model, config.dimensions, scale=config.scale, **config.loss_options)

@@ -12,6 +12,7 @@ import torch
 from pydantic import TypeAdapter
 
 from bixse.errors import InputError, InterruptedRunError, TrainingError
+from bixse.losses.relevance_head import trained_head
 from bixse.training.checks import check_learned, embedding_spreads, warn_of_no_gain
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER
 from bixse.training.distributed import RunGuard, any_process, check_agreement, is_main_process
@@ -19,7 +20,6 @@ from bixse.training.finish import merge_tuned, save_model, weights_to_merge_with
 from bixse.training.inputs import open_training
 from bixse.training.loop.checkpoints import StopOnInterrupt, checkpoint_to_resume
 from bixse.training.merge import MergeResult  # noqa: TC001 pydantic reads it
-from bixse.training.scorer_parts import make_scorer_parts
 from bixse.training.setup import make_parts, make_trainer
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class TrainResult:
 
 
 def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "train") -> TrainResult:
-    """Train an encoder, or a model of another `kind`, on graded pairs and save it to `out/model` with `out/run.json`.
+    """Train an encoder on graded pairs and save it to `out/model` with `out/run.json`.
 
     A second call with the same configuration and precision continues an interrupted run from its last checkpoint, and
     returns a finished run as it is. With torchrun or `accelerate launch` the processes share every batch; the first
@@ -73,8 +73,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             saved = {**record.results, "model_path": model_path, "reused": True}
             return TypeAdapter(TrainResult).validate_python(saved)
         started = time.perf_counter()
-        make = make_parts if config.kind == "encoder" else make_scorer_parts
-        parts = guard.together(make, config, inputs)
+        parts = guard.together(make_parts, config, inputs)
         guard.begin_writing()
         trainer = guard.together(make_trainer, config, out, inputs, parts, title if progress else None)
         base = guard.together(weights_to_merge_with, config, trainer)
@@ -82,7 +81,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
         warnings = parts.warnings + _run_trainer(trainer, out, guard, then_merge=base is not None)
         history, best = _history(trainer), trainer.state.best_global_step if trainer.evaluator is not None else None
         warnings += warn_of_no_gain(history, best)
-        merged, head = None, trainer.head(_mean_target(history))
+        merged, head = None, trained_head(trainer.loss, _mean_target(history))
         if base is not None:
             merged, head = merge_tuned(config, out, trainer, base, inputs.watched, head, progress)
             warnings += merged.warnings()

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from torch.nn.utils import get_total_norm
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from bixse.encoders.lengths import check_lengths
@@ -26,8 +24,6 @@ from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from torch import Tensor
 
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
@@ -78,8 +74,6 @@ def make_trainer(
     # a step cannot hold more queries than there are
     arguments.learning_rate = config.optimizer.scaled_learning_rate(len(inputs.pairs.groups()))
     trainer = parts.trainer(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
-    if config.max_distance is not None:
-        trainer.add_callback(_StayNear(trainer.loss, config.max_distance))
     trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]
     if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
@@ -91,27 +85,6 @@ def make_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
-
-
-class _StayNear(TrainerCallback):
-    """Average the weights with those before training whenever they are too far from them (ORBIT, arXiv:2605.12419)."""
-
-    def __init__(self, loss: GradedLoss, limit: float) -> None:
-        self.loss, self.limit = loss, limit
-        self.base = [weight.detach().clone() for weight in self._weights()]  # before a resume loads other weights
-        self.norm = get_total_norm(self.base)
-
-    def _weights(self) -> list[Tensor]:
-        return [weight for weight in self.loss.model.parameters() if weight.requires_grad]
-
-    @torch.no_grad()
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        pairs = list(zip(self._weights(), self.base, strict=True))
-        distance = get_total_norm([weight - base for weight, base in pairs]) / self.norm
-        self.loss.statistics["distance"] = distance  # the log takes it
-        if distance > self.limit:
-            for weight, base in pairs:
-                weight.lerp_(base, 0.5)
 
 
 def training_arguments(

@@ -1,4 +1,4 @@
-"""`bixse train`: train an encoder, or a model of another kind. `bixse merge`: average the weights of models."""
+"""`bixse train`: train an encoder. `bixse merge`: average the weights of models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def run_train(config: TrainConfig, options: Options) -> CommandResult:
-    """Train a model, continue its training, or report that it is finished."""
+    """Train an encoder, continue its training, or report that it is finished."""
     if options.dry_run:
         return _plan(config, options.folder)
     from bixse.training.dev_evaluation import dev_figures
@@ -31,10 +31,6 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
         before, best = figures[0], figures[result.best_step]
         metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}
         lines.append(f"dev nDCG@10: {before:.4f} before, {best:.4f} at step {result.best_step}")
-    guard = dev_figures(result.history, "guard")
-    if result.best_step in guard and 0 in guard:
-        metrics |= {"guard_ndcg@10_before": guard[0], "guard_ndcg@10": guard[result.best_step]}
-        lines.append(f"guard nDCG@10: {guard[0]:.4f} before, {guard[result.best_step]:.4f} at step {result.best_step}")
     if result.merge is not None:
         metrics["merge"] = asdict(result.merge)
         lines += result.merge.lines()
@@ -42,9 +38,7 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
         lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
     model = shlex.quote(str(result.model_path))
     lines.append(f"next: bixse ui {shlex.quote(str(options.folder))}  # curves, merge and batches in the browser")
-    lines.append(
-        f"      bixse evaluate {f'bm25 --rerank {model}' if config.kind != 'encoder' else model} --collection DIR"
-    )
+    lines.append(f"      bixse evaluate {model} --collection DIR")
     artifacts = {"model": str(result.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), metrics, artifacts, result.warnings)
 

@@ -6,11 +6,11 @@ import contextlib
 import importlib.util
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE
 from bixse.encoders.loading.hub import MODEL_FILES, check_hub_name
-from bixse.encoders.loading.kinds import ModelKind, kind_of, predicts_words
+from bixse.encoders.loading.kinds import kind_of
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
 from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import InputError, ModelError, did_you_mean, first_fault
@@ -94,7 +94,11 @@ def build_encoder(
     from bixse.encoders.relevance_model import RelevanceModel
 
     if (kind := kind_of(source)) != "encoder":
-        raise _is_no_encoder(name, kind)
+        raise ModelError(
+            f"model {name!r}: got a model of the kind {kind}, which does not give one vector per text; expected an "
+            "encoder; fix: name an encoder (`bixse evaluate MODEL --rerank DIR` and `bixse calibrate` take such a "
+            "folder, and `--judge cross-encoder:DIR` takes a reranker)"
+        )
     with _loading(name, "a sentence-transformers or transformers encoder"):
         model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
         unused = check_weights(model, name, trust_remote_code)
@@ -124,20 +128,16 @@ def _loading(name: str, expected: str) -> Iterator[None]:
         ) from error
 
 
-def _is_no_encoder(name: str, kind: ModelKind) -> ModelError:
-    return ModelError(
-        f"model {name!r}: got a model of the kind {kind}, which does not give one vector per text; expected an "
-        "encoder; fix: name an encoder (`bixse evaluate MODEL --rerank DIR` and `bixse calibrate` take such a folder, "
-        "and `--judge cross-encoder:DIR` takes a reranker)"
-    )
-
-
 def _limited(
     model: RelevanceModel, name: str, longest: int | None, max_length: int | None, dimensions: int | None
 ) -> RelevanceModel:
     """Set the length of texts and of embeddings; `longest` is the highest number of tokens, None for no limit."""
     if max_length is not None:
-        _check_length(max_length, longest, name)
+        if max_length < 4 or (longest is not None and max_length > longest):
+            raise ModelError(
+                f"max_length: got {max_length}; expected 4 to {longest or 'the context of the model'} tokens for model "
+                f"{name!r}; fix: lower it or leave it out"
+            )
         try:
             model.native_max_length, model.max_seq_length = model.max_seq_length, max_length
         except AttributeError as error:  # static embeddings have no setter
@@ -152,62 +152,6 @@ def _limited(
     return model
 
 
-def build_scorer(
-    kind: ModelKind,
-    name_or_path: str | Path,
-    max_length: int | None = None,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-    convert: bool = False,
-) -> Scorer:
-    """Load a reranker, a late interaction or a sparse encoder in float32; other arguments as for `build_encoder`.
-
-    With `convert`, any encoder becomes one. A reranker gets a layer of random weights for its score, which is to be
-    trained. Late interaction has the encoder's token states, sparse embeddings its largest numbers. A bare masked
-    language model becomes a SPLADE model. Raises ModelError for a model that cannot be used.
-    """
-    name, source = str(name_or_path), _resolve(name_or_path)
-    from bixse.encoders.scorers import LateInteractionEncoder, Reranker, SparseScorer
-
-    files = name_or_path, trust_remote_code, max_length
-    if kind == "reranker":
-        return _load_whole(Reranker, *files, convert, device=device, num_labels=1)
-    cls = LateInteractionEncoder if kind == "late-interaction" else SparseScorer
-    stored = kind_of(source)
-    new_splade = convert and kind == "sparse" and predicts_words(source)
-    if stored == "encoder" and convert and not new_splade:
-        model = cls.of_encoder(build_encoder(name_or_path, max_length, device, trust_remote_code))
-        make_weights_float32(model)
-        return model
-    if stored != kind and not new_splade:
-        raise ModelError(
-            f"model {name!r}: got a model of the kind {stored}; expected {kind}; fix: name the model folder of "
-            f"`bixse train --kind {kind}`"
-        )
-    return _load_whole(cls, *files, device=device)
-
-
-def _load_whole(
-    cls: Any,
-    name_or_path: str | Path,
-    trust_remote_code: bool,
-    max_length: int | None,
-    new_layer: bool = False,
-    **options: Any,
-) -> Scorer:
-    """Load a model of a class in float32, and refuse one whose files are damaged or lack weights."""
-    name, source = str(name_or_path), _undamaged(name_or_path)
-    with _loading(name, f"a model of the kind {cls.kind}"):
-        model = cls(source, trust_remote_code=trust_remote_code, model_kwargs={"dtype": "float32"}, **options)
-        unused = check_weights(model, name, trust_remote_code, new_layer)
-        longest = _keep_within_positions(model)
-    warn_of_unused(f"model {name!r}", *unused)
-    if max_length is not None:
-        _check_length(max_length, longest, name)
-        model.max_seq_length = max_length
-    return cast("Scorer", model)
-
-
 def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> None:
     """Refuse, by a ModelError, a number of dimensions that embeddings cannot be cut to."""
     whole = model.get_embedding_dimension() or 0
@@ -217,14 +161,6 @@ def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> N
                 f"dimensions: got {number}; expected 2 to {whole}, as the model's embeddings have {whole} dimensions; "
                 "fix: lower it or leave it out"
             )
-
-
-def _check_length(max_length: int, longest: int | None, name: str) -> None:
-    if max_length < 4 or (longest is not None and max_length > longest):
-        raise ModelError(
-            f"max_length: got {max_length}; expected 4 to {longest or 'the context of the model'} tokens for model "
-            f"{name!r}; fix: lower it or leave it out"
-        )
 
 
 def use_attention_to_train_with(model: SentenceTransformer, longest: int | None) -> None:
@@ -248,7 +184,16 @@ def load_scorer(name_or_path: str | Path, device: str | None = None, dimensions:
             f"dimensions: got {dimensions} for {str(name_or_path)!r} of the kind {kind}, whose embeddings are not cut; "
             "expected none; fix: leave it out"
         )
-    return build_scorer(kind, name_or_path, device=device)
+    from bixse.encoders.scorers import SCORERS
+
+    name, source = str(name_or_path), _undamaged(name_or_path)
+    options: dict[str, Any] = {"num_labels": 1} if kind == "reranker" else {}  # refuses classifiers of more labels
+    with _loading(name, f"a model of the kind {kind}"):
+        model: Any = SCORERS[kind](source, device=device, model_kwargs={"dtype": "float32"}, **options)
+        unused = check_weights(model, name, trust_remote_code=False)
+        _keep_within_positions(model)
+    warn_of_unused(f"model {name!r}", *unused)
+    return model
 
 
 def load_relevance_model(

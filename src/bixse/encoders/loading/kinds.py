@@ -23,23 +23,13 @@ def kind_of(source: str | Path) -> ModelKind:
     settings = _content(source, "config_sentence_transformers.json", dict)
     if "model_type" in settings:
         return SAVED_KINDS.get(str(settings["model_type"]), "encoder")
+    if _content(source, "modules.json", list):
+        return "encoder"
     # older versions of sentence-transformers save a CrossEncoder as transformers does
-    bare, config = _bare_backbone(source)
+    config = _content(source, "config.json", dict)
+    bare = str((config.get("architectures") or [""])[0])
     is_classifier = bare.endswith("ForSequenceClassification") and len(config.get("id2label") or ()) == 1
     return "reranker" if is_classifier else "encoder"
-
-
-def predicts_words(source: str | Path) -> bool:
-    """Return True for a bare masked language model, which sentence-transformers makes a SPLADE model."""
-    return _bare_backbone(source)[0].endswith("ForMaskedLM")
-
-
-def _bare_backbone(source: str | Path) -> tuple[str, dict[str, Any]]:
-    """Return the architecture and the config.json of a model without modules; "" for a model with modules."""
-    if _content(source, "modules.json", list):
-        return "", {}
-    config = _content(source, "config.json", dict)
-    return str((config.get("architectures") or [""])[0]), config
 
 
 def _content(source: str | Path, name: str, kind: type) -> Any:

@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool, new_layer: bool = False) -> list[str]:
+def check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool) -> list[str]:
     """Refuse a model whose files lack weights, or hold layers that its config leaves out; return other unused weights.
 
-    A pooler whose output is not read, and a new layer, may lack their weights.
+    A pooler whose output is not read may lack its weights.
     """
     from bixse.encoders.loading.backbones import backbones
 
@@ -40,11 +40,7 @@ def check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool
             output_loading_info=True,
         )
         reads_pooler = getattr(part, "module_output_name", None) == "sentence_embedding"
-        inside = f"{backbone.base_model_prefix}." if new_layer else ""
-        lacking = sorted(
-            key for key in info["missing_keys"]
-            if key.startswith(inside) and (reads_pooler or not key.removeprefix(inside).startswith("pooler."))
-        )  # fmt: skip
+        lacking = sorted(key for key in info["missing_keys"] if reads_pooler or not key.startswith("pooler."))
         if lacking:
             raise ModelError(
                 f"model {name!r}: got no weights for {len(lacking)} of its parameters ({', '.join(lacking[:3])}); "

@@ -27,7 +27,6 @@ from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError
 from bixse.files.files import storage_errors, write_hashes
 from bixse.losses import BiXSELoss, GradedTargets
-from bixse.losses.relevance_head import trained_head
 from bixse.training.distributed import any_process, average_gradients, raise_together
 from bixse.training.loop.batches import (
     COUNTS,
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
 
-    from bixse.encoders.head import RelevanceHead
     from bixse.losses import GradedLoss
 
 FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
@@ -125,22 +123,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.seconds_in_steps = 0.0
         """Wall time of the training steps, without evaluation and saving."""
         self._forget_counts()
-        super().__init__(
-            model=model,
-            args=args,
-            loss=loss,
-            evaluator=evaluator,
-            callbacks=callbacks,
-            data_collator=self.make_collator(model, args, loss),
-        )
-        # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
-        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
-        if args.world_size > 1:
-            torch.manual_seed(args.seed + args.process_index)  # each process has other texts and needs other dropout
-
-    def make_collator(self, model: SentenceTransformer, args: GradedTrainingArguments, loss: GradedLoss) -> Any:
-        """Return the collator of a loss."""
-        return GradedCollator(
+        collator: Any = GradedCollator(
             shortened_preprocess(model, args.train_max_length),
             self.pairs,
             loss.options.in_batch_labels,
@@ -148,10 +131,18 @@ class GradedTrainer(SentenceTransformerTrainer):
             args.process_index,
             args.world_size,
         )
-
-    def head(self, prior: float | None) -> RelevanceHead | None:
-        """Return the relevance head as trained; `prior` is the mean target."""
-        return trained_head(self.loss, prior)
+        super().__init__(
+            model=model,
+            args=args,
+            loss=loss,
+            evaluator=evaluator,
+            callbacks=callbacks,
+            data_collator=collator,
+        )
+        # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
+        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        if args.world_size > 1:
+            torch.manual_seed(args.seed + args.process_index)  # each process has other texts and needs other dropout
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as sentence-transformers does; all processes begin with the weights of the first."""

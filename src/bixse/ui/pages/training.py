@@ -240,12 +240,13 @@ class TrainBatches:
             raise InputError(
                 f"{self.folder}: got no run.json with pairs; expected a run of `bixse train`; fix: wait for its start"
             )
-        config = TrainConfig.load(None, settings)
+        # an earlier version had more settings
+        config = TrainConfig.load(None, {key: settings[key] for key in settings.keys() & TrainConfig.model_fields})
         optimizer = config.optimizer
         with self._encoding:  # pairs and model are loaded once, and one batch is encoded at a time
             if self._pairs is None:
                 self._pairs = load_several(_located(self.folder, config.pair_files))
-            if self._model is None and config.kind == "encoder" and has_model:
+            if self._model is None and has_model and "kind" not in settings:  # other kinds have no cosines
                 job.begin("loading the model")
                 self._model = load_relevance_model(self.folder / MODEL_FOLDER)
             job.begin("drawing the batch")
@@ -339,7 +340,7 @@ def _path(mask: NDArray[np.bool_]) -> str:
 
 
 def _has_batches(workspace: Workspace) -> bool:
-    record = workspace.record  # a reranker reads pairs or lists, and no matrix of a batch
+    record = workspace.record  # a reranker of an earlier version read pairs or lists, and no matrix of a batch
     return record.get("command") == "train" and (record.get("config") or {}).get("kind") != "reranker"
 
 
