@@ -286,6 +286,7 @@ def error_of(status, told, headers=None):
         (403, "Your chosen model requires moderation and your input was flagged", "filtered"),
         (404, "The model `x` does not exist.", "model"),
         (404, "Not Found", "no-chat"),
+        (404, "The API deployment for this resource does not exist", "model"),
         (405, "Method Not Allowed", "no-chat"),
         (404, "The model served-model does not support Chat Completions API", "no-chat"),
         (400, '"nomic-embed-text" does not support chat', "no-chat"),
@@ -421,7 +422,7 @@ def test_a_server_behind_a_proxy_is_asked_through_it(server, proxies):
         ServerJudge(f"http://judge.example.invalid{path}", RUBRIC)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.8.9.1", "[::1]", "a.localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.8.9.1", "[::1]", "a.localhost", "0.0.0.0", "[::]"])
 def test_the_own_machine_is_never_asked_through_a_proxy(proxies, host):
     proxies(http_proxy="http://127.0.0.1:9", no_proxy="")
     assert proxy_of(f"http://{host}:8000/v1") is None
@@ -434,6 +435,8 @@ def test_a_proxy_keeps_its_password_apart_and_an_unusable_one_is_refused_without
     with pytest.raises(InputError) as caught:
         proxy_of("http://h/v1")
     assert caught.value.where == "HTTP_PROXY" and "hunter2" not in str(caught.value)
+    proxies(ALL_PROXY="socks5://proxy:1080", HTTP_PROXY="")
+    assert proxy_of("http://h/v1") is None, "a proxy for everything that HTTP clients pass by"
 
 
 def test_headers_are_sent_from_the_environment_and_the_value_is_never_repeated(server, monkeypatch):

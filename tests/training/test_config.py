@@ -106,7 +106,7 @@ def test_setting_that_left_is_one_error_with_what_to_do_instead(left, value):
     with pytest.raises(ConfigError) as caught:
         TrainConfig.load(None, {"pairs": "p.csv", left: value})
     (line,) = str(caught.value).splitlines()[1:]
-    assert f"{left}: got an unknown key" in line and "instead" in line
+    assert f"{left}: got an unknown key" in line and "fix: leave it out" in line
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path):

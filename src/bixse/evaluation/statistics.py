@@ -235,10 +235,10 @@ def _scatter(strata: Sequence[Floats], weights: Sequence[float]) -> tuple[float,
     if not spread:
         return 0.0, 1.0, 0.0
     # a small set without scatter has that of the others: a single query would count as certain
-    own = [values.var(ddof=1) if each else np.mean(spread) * (len(values) < QUERIES_FROM)
+    scatter = [values.var(ddof=1) if each else np.mean(spread) * (len(values) < QUERIES_FROM)
            for values, each in zip(strata, varies, strict=True)]  # fmt: skip
     sizes = [len(values) for values in strata]
-    variances = [float(w**2 * v / n) for v, w, n in zip(own, weights, sizes, strict=True)]
+    variances = [float(w**2 * v / n) for v, w, n in zip(scatter, weights, sizes, strict=True)]
     total = sum(variances)
     parts = sum(part**2 / max(size - 1, 1) for part, size in zip(variances, sizes, strict=True))
     third = sum(w**3 * ((v - v.mean()) ** 3).mean() / len(v) ** 2 for v, w in zip(strata, weights, strict=True))

@@ -220,8 +220,8 @@ def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunR
 def undecided_of(rows: Sequence[SweepRow], queries: int) -> str:
     """Return why dev has not chosen the best of ranked arms; "" if it has, or for one finished arm.
 
-    Dev has not chosen with too few `queries`, among equal arms, with one seed, and if the best arm's lead over the next
-    lies within one standard error of the difference over seeds.
+    Reasons are too few `queries`, equal arms, one seed, and a lead over the next arm within one standard error over
+    seeds.
     """
     ended = [row for row in rows if row.status == "finished" and row.best is not None]
     if len(ended) < 2:

@@ -22,8 +22,8 @@ def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
     from bixse.judging.grade import estimate, grade, read_pairs, spending_of
 
     pairs = read_pairs(config)
-    # a dry run writes nothing: its known questions are not booked
-    judge = config.open(None if options.dry_run else spending_of(options.folder, config.ledger, config.prices))
+    makes_no_folder = options.dry_run and not options.folder.exists()  # then the known questions are not booked
+    judge = config.open(None if makes_no_folder else spending_of(options.folder, config.ledger, config.prices))
     doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
     try:
         if options.dry_run:

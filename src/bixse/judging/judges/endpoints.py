@@ -67,11 +67,12 @@ def proxy_of(address: str) -> tuple[str, str, str] | None:
     """
     parts, proxies = urlsplit(address), getproxies()
     host = (parts.hostname or "").rstrip(".")
-    is_own = host == "localhost" or host.endswith(".localhost")
+    is_local = host == "localhost" or host.endswith(".localhost")
     with suppress(ValueError):
-        is_own = ip_address(host).is_loopback
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy or is_own or proxy_bypass(parts.netloc):
+        is_local = ip_address(host).is_loopback or ip_address(host).is_unspecified  # vLLM prints 0.0.0.0
+    for_all = proxies.get("all", "")
+    proxy = proxies.get(parts.scheme) or (None if for_all.startswith("socks") else for_all)  # not for HTTP alone
+    if not proxy or is_local or proxy_bypass(parts.netloc):
         return None
     with suppress(ValueError):
         way = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
@@ -294,7 +295,8 @@ def _kind(status: int, code: object, message: str, wait: float | None) -> Failur
             return "no-logprobs"
         if code == "content_filter" or _FILTERED.search(message):
             return "filtered"
-    if status in (404, 405) and "model" not in message.lower():  # a server without /chat/completions
+    is_of_model = re.search("model|deployment", message, re.IGNORECASE)  # a deployment is a model of Azure
+    if status in (404, 405) and not is_of_model:  # a server without /chat/completions
         return "no-chat"
     shared: dict[int, Failure] = {401: "key", 402: "quota", 403: "key", 404: "model"}
     return shared.get(status, "refused")
