@@ -238,7 +238,7 @@ def _presets() -> dict[str, dict[str, Any]]:
     for file in resources.files("bixse.lab").joinpath("presets").iterdir():
         shared = yaml.safe_load(file.read_text(encoding="utf-8"))
         name, models = file.name.removesuffix(".yaml"), shared.pop("models", {"": {}})
-        presets |= {f"{name}-{model}".rstrip("-"): merged(shared, own) for model, own in models.items()}
+        presets |= {f"{name}-{model}".rstrip("-"): merged(shared, settings) for model, settings in models.items()}
     return dict(sorted(presets.items()))
 
 
