@@ -207,7 +207,8 @@ def test_grades_are_shown_before_there_is_a_model(trained_model, open_server):
     record = json.loads((trained_model / "run.json").read_text())
     record["config"]["max_distance"] = 0.1  # a setting of an earlier version
     (trained_model / "run.json").write_text(json.dumps(record))
-    assert not open_server(trained_model).workspace.once(TrainBatches).start(0, 0).wait().error
+    server = open_server(trained_model, labels=trained_model / "earlier.jsonl")
+    assert not server.workspace.once(TrainBatches).start(0, 0).wait().error
     record["config"]["kind"] = "reranker"
     (trained_model / "run.json").write_text(json.dumps(record))
     assert "/batch" not in Browser(open_server(trained_model, labels=trained_model / "other.jsonl")).get("/").text
