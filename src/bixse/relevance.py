@@ -41,18 +41,22 @@ class GradeScale:
                 "fix: give the lowest grade first"
             )
 
-    def check(self, where: object, grades: Iterable[float]) -> None:
+    def check(self, where: object, grades: Iterable[tuple[float, object]]) -> None:
         """Refuse, by an InputError, grades of a file that are off its stated scale: a whole level would be left out.
 
+        Each grade is given with its row, or the ids of its pair.
         Grades below 0 pass if the scale begins at 0 or higher: TREC marks junk so.
         """
         low, high = self.minimum - ROUNDING, self.maximum + ROUNDING
-        off = [grade for grade in grades if not (low <= grade <= high or grade < 0 <= self.minimum)]
+        off = [each for each in grades if not (low <= each[0] <= high or each[0] < 0 <= self.minimum)]
         if off:
-            got = f"the highest grade {max(off):g}" if max(off) > high else f"the lowest grade {min(off):g}"
+            top, bottom, place = max(off)[0], min(off)[0], off[0][1]
+            got = f"the highest grade {top:g}" if top > high else f"the lowest grade {bottom:g}"
+            first = f"row {place}" if isinstance(place, int) else f"pair {place}"
             raise InputError(
-                f"{where}: got {got}; expected {self.minimum:g} to {self.maximum:g}, as the scale says; fix: "
-                "give the lowest and the highest grade of the file as the scale, or correct these grades"
+                f"{where}: got {got} ({len(off):,} off the scale, the first in {first}); expected {self.minimum:g} to "
+                f"{self.maximum:g}, as the scale says; fix: give the lowest and the highest grade of the file as the "
+                "scale, or correct these grades"
             )
 
     def to_relevance(self, grade: float) -> float:

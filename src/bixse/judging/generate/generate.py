@@ -56,10 +56,11 @@ _LEAD = re.compile(
 )
 """Words of a chat model before the query, for example "Sure! Here is a query:"."""
 _PLACEHOLDERS = {"null", "none", "n/a"}
-_MARKS = re.compile(r"^(?:[-*•]\s+|\d+[.)]\s+|#+\s+|```\w*\s*$)")
+_MARKS = re.compile(r"^(?:[-*•]\s+|\d+[.)]\s+|```\w*\s*$)")
+_HEADING = re.compile(r"^#+\s+(?=[*_\"']*(.))")
 _TAGS = re.compile(r"^<(\w+)>(.*)</\1>$")
-_JSON = re.compile(r"^(?:\{|\[\s*(?:[\"'{\[]|$))")
-"""The beginning of a list of texts or of an object, not of "[2023] election results"."""
+_JSON = re.compile(r"^(?:\{\s*(?:[\"'}]|$)|\[\s*(?:[\"'{\[]|$))")
+"""The beginning of a list of texts or of an object, not of "[2023] election results" or "{{ name }} in jinja"."""
 _KEYS = {"query", "queries", "question", "questions", "search_query", "search_queries"}
 _PAIRS = ('""', "''", "``", "“”", "«»")
 _WORDS = re.compile(r"\w+")
@@ -89,7 +90,7 @@ def clean_query(text: str) -> str:
 def _first_text(content: str) -> str:
     """Return the cleaned first text in the JSON at the start of a text, or ""."""
     try:
-        value = json.JSONDecoder().raw_decode(content)[0]
+        value, end = json.JSONDecoder().raw_decode(content)
     except (ValueError, RecursionError):
         return ""
     while isinstance(value, (list, dict)) and value:
@@ -98,14 +99,19 @@ def _first_text(content: str) -> str:
         else:
             named = [name for name in value if name.lower() in _KEYS]
             value = value[named[0]] if named else next(iter(value.values())) if len(value) == 1 else None
-    return _clean_line(value.split("\n")[0]) if isinstance(value, str) else ""
+    if isinstance(value, str):
+        return _clean_line(value.split("\n")[0])
+    return content.split("\n")[0] if content[end:].split("\n")[0].strip() else ""  # words follow: {} in javascript
 
 
 def _clean_line(line: str) -> str:
     before = None
     while before != line:
         before = line
-        line = _TAGS.sub(r"\2", _LABEL.sub("", _MARKS.sub("", _LEAD.sub("", line.strip())))).strip()
+        line = _MARKS.sub("", _LEAD.sub("", line.strip()))
+        if (heading := _HEADING.match(line)) and (heading[1].isupper() or _LABEL.match(line[heading.end() :])):
+            line = line[heading.end() :]  # not "# of moons of jupiter"
+        line = _TAGS.sub(r"\2", _LABEL.sub("", line)).strip()
         if line[:2] == line[-2:] == "**" and "*" not in line[2:-2]:
             line = line[2:-2].strip()
         inside = line[1:-1]
