@@ -44,19 +44,17 @@ class GradeScale:
     def check(self, where: object, grades: Iterable[tuple[float, object]]) -> None:
         """Refuse, by an InputError, grades of a file that are off its stated scale: a whole level would be left out.
 
-        Each grade is given with its row, or the ids of its pair.
-        Grades below 0 pass if the scale begins at 0 or higher: TREC marks junk so.
+        Each grade has its row, or its pair. Grades below 0 pass if the scale begins at 0 or higher: TREC marks junk so.
         """
         low, high = self.minimum - ROUNDING, self.maximum + ROUNDING
         off = [each for each in grades if not (low <= each[0] <= high or each[0] < 0 <= self.minimum)]
         if off:
-            top, bottom, place = max(off)[0], min(off)[0], off[0][1]
-            got = f"the highest grade {top:g}" if top > high else f"the lowest grade {bottom:g}"
-            first = f"row {place}" if isinstance(place, int) else f"pair {place}"
+            values, (row, *_) = zip(*off, strict=True)
+            got = f"the highest grade {max(values):g}" if max(values) > high else f"the lowest grade {min(values):g}"
+            got += f" ({len(off):,} off the scale, the first in {'row' if isinstance(row, int) else 'pair'} {row})"
             raise InputError(
-                f"{where}: got {got} ({len(off):,} off the scale, the first in {first}); expected {self.minimum:g} to "
-                f"{self.maximum:g}, as the scale says; fix: give the lowest and the highest grade of the file as the "
-                "scale, or correct these grades"
+                f"{where}: got {got}; expected {self.minimum:g} to {self.maximum:g}, as the scale says; fix: "
+                "give the lowest and the highest grade of the file as the scale, or correct these grades"
             )
 
     def to_relevance(self, grade: float) -> float:

@@ -174,7 +174,7 @@ def test_judgements_without_their_document_are_refused_or_left_out_and_counted(t
         task = collection_task(tmp_path / "lacks", exclude_self=True, missing_documents="drop")
         result = evaluate("bm25", task, tmp_path / "out")
         assert "2 of 4 judgements" in result.warnings[0]
-        assert "1 of 3 judged queries" in result.warnings[1] and result.warnings[1].endswith("q3")
+        assert "1 of 3 judged queries" in result.warnings[1] and "'q3'" in result.warnings[1]
         assert (set(result.run), result.metrics["ndcg@10"], result.reused) == ({"q1", "q2"}, 1, reused)
     assert collection_task(folder, exclude_self=True, missing_documents="drop").warnings == ()
     save_toy(tmp_path / "none", {"q1": {"gone": 1}})

@@ -242,14 +242,11 @@ def check_qrels(
     warnings: list[str] = []
     if drop:
         named = [name for judged in qrels.values() for name in judged]
-        lost = [name for name in named if name in missing]
-        effect = "they are left out, so that the metrics are not those of all judgements"
+        what, effect = "judgements of documents that the corpus lacks", "they are left out, and change the metrics"
+        gone = Unjoined.of(what, named, set(named) - missing, effect)
         before = qrels
         existing = {query: {d: g for d, g in judged.items() if d not in missing} for query, judged in qrels.items()}
         qrels = {query: judged for query, judged in existing.items() if judged}
-        gone = Unjoined(
-            "judgements of documents that the corpus lacks", len(lost), len(named), next(iter(lost), ""), effect
-        )
         empty = Unjoined.of("judged queries without a judgement left", before, qrels, "they do not count")
         warnings = warn_of(path, gone, empty)
     if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):

@@ -124,11 +124,10 @@ class QueryCounts(NamedTuple):
     unanswered: int = 0
 
     def __str__(self) -> str:
-        text = f"{self.counted:,} {'query' if self.counted == 1 else 'queries'}"
-        text += f"; {self.left_out:,} without a relevant document left out" * bool(self.left_out)
-        return text + f"; {self.unanswered:,} unanswered count{'s' * (self.unanswered == 1)} as 0" * bool(
-            self.unanswered
-        )
+        parts = [f"{self.counted:,} {'query' if self.counted == 1 else 'queries'}"]
+        parts += [f"{self.left_out:,} without a relevant document left out"] * bool(self.left_out)
+        parts += [f"{self.unanswered:,} unanswered count{'s' * (self.unanswered == 1)} as 0"] * bool(self.unanswered)
+        return "; ".join(parts)
 
 
 class Twins:

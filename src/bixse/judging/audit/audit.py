@@ -105,7 +105,9 @@ def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> tup
             f"{judge.path}: got no pair of the human labels (pairs such as {ids[0]}; human labels such as {ids[1]}); "
             "expected labels of the same queries and documents; fix: use the ids of the human labels"
         )
-    warnings = _join_labels(judge, human)
+    sides = (dict.fromkeys(sorted({**side.grades, **side.missing})) for side in (judge, human))
+    fix = "use the ids of the human labels, and labels of the same pairs"
+    warnings = check_joined(judge.path, [unjoined_labels(judge.name, *sides)], fix)
     grades = np.array([human.grades[pair] for pair in pairs], dtype=np.float64)
     judged = [judge.grades[pair] for pair in pairs]
     if judge.scale != human.scale:
@@ -117,13 +119,6 @@ def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> tup
         "relevant": (grades >= min_relevant_grade).astype(np.float64),
     }
     return pd.DataFrame(columns, pd.MultiIndex.from_tuples(pairs, names=["query_id", "document_id"])), warnings
-
-
-def _join_labels(judge: Labels, human: Labels) -> list[str]:
-    """Warn of pairs of the smaller side that the other side lacks; refuse them if they are most."""
-    judged, labelled = (dict.fromkeys(sorted({**side.grades, **side.missing})) for side in (judge, human))
-    fix = "use the ids of the human labels, and labels of the same pairs"
-    return check_joined(judge.path, [unjoined_labels(judge.name, judged, labelled)], fix)
 
 
 def query_ids_of(frame: Any) -> list[str]:
