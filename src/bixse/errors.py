@@ -26,8 +26,7 @@ ERRORS_SHOWN = 20
 """Number of errors per file that a message lists; the rest are counted."""
 _ERRORS_STORED = 1_000
 _EXAMPLES = 3
-NOTHING = "nothing"
-"""The value got from a row without the column."""
+_NOTHING = "nothing"
 
 
 class BixseError(Exception):
@@ -153,6 +152,7 @@ class InvalidFileError(InputError):
         self.path = path
         self.columns: dict[str, None] = {}
         """Names of the columns that the reader saw in the file, in its order; empty if it did not look."""
+        self._accepted: dict[str, Sequence[str]] = {}
         self._alike: dict[tuple[str | None, str, str], list[RowError]] = {}
         self._counts: Counter[tuple[str | None, str, str]] = Counter()
 
@@ -175,6 +175,11 @@ class InvalidFileError(InputError):
         if len(faults) < ERRORS_SHOWN:
             faults.append(RowError(row, column, got, expected, fix))
 
+    def lacks(self, row: int | None, names: Sequence[str], expected: str, fix: str) -> None:
+        """Add a row without a value in a column that may have any of the `names`; it is one error if no row has it."""
+        self._accepted[names[0]] = names
+        self.add(row, names[0], _NOTHING, expected, fix)
+
     def raise_any(self) -> None:
         if self._counts:
             raise self
@@ -183,7 +188,8 @@ class InvalidFileError(InputError):
         lines: dict[object, str] = {}
         for alike in sorted(self._alike, key=lambda alike: self._alike[alike][0].row or 0):
             fault = self._alike[alike][0]
-            if fault.got == NOTHING and self.columns and fault.column not in self.columns:  # no row has it
+            names = self._accepted.get(fault.column or "", ()) if fault.got == _NOTHING else ()
+            if names and self.columns and not self.columns.keys() & set(names):  # then no row has it
                 got = f"columns {shorten(', '.join(self.columns), 120)}"
                 fix = fault.fix if fault.fix.startswith("rename") else f"rename or add {fault.column!r}"
                 lines.setdefault(fault.column, str(replace(fault, row=None, got=got, fix=fix)))

@@ -41,15 +41,17 @@ class GradeScale:
                 "fix: give the lowest grade first"
             )
 
-    def check(self, where: object, grades: Iterable[float]) -> None:
+    def check(self, where: object, grades: Iterable[tuple[float, object]]) -> None:
         """Refuse, by an InputError, grades of a file that are off its stated scale: a whole level would be left out.
 
-        Grades below 0 pass if the scale begins at 0 or higher: TREC marks junk so.
+        Each grade has its row, or its pair. Grades below 0 pass if the scale begins at 0 or higher: TREC marks junk so.
         """
         low, high = self.minimum - ROUNDING, self.maximum + ROUNDING
-        off = [grade for grade in grades if not (low <= grade <= high or grade < 0 <= self.minimum)]
+        off = [each for each in grades if not (low <= each[0] <= high or each[0] < 0 <= self.minimum)]
         if off:
-            got = f"the highest grade {max(off):g}" if max(off) > high else f"the lowest grade {min(off):g}"
+            values, (row, *_) = zip(*off, strict=True)
+            got = f"the highest grade {max(values):g}" if max(values) > high else f"the lowest grade {min(values):g}"
+            got += f" ({len(off):,} off the scale, the first in {'row' if isinstance(row, int) else 'pair'} {row})"
             raise InputError(
                 f"{where}: got {got}; expected {self.minimum:g} to {self.maximum:g}, as the scale says; fix: "
                 "give the lowest and the highest grade of the file as the scale, or correct these grades"

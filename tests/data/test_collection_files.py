@@ -65,8 +65,8 @@ def test_judgements_of_unknown_ids_are_counted(tmp_path):
     with pytest.raises(InvalidFileError) as raised:
         load_collection(make(tmp_path, qrels=QRELS + "q1\td9\t1\nq9\td8\t1\n"))
     queries, documents = (error.got for error in raised.value.errors)
-    assert "1 of 2" in queries and queries.endswith("q9")
-    assert "2 of 4" in documents and documents.endswith("d9")
+    assert "1 of 2" in queries and queries.endswith("'q9'")
+    assert "2 of 4" in documents and documents.endswith("'d9'")
 
 
 @pytest.mark.parametrize(

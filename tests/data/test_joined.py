@@ -47,7 +47,7 @@ def test_copies_of_relevant_documents_that_nobody_judged(tmp_path, qrels, count,
     twins = Twins(qrels)
     for name, text in CORPUS.items():
         twins.see(name, text)
-    counted = twins.count(lambda: iter(CORPUS))
+    counted = twins.count(qrels, lambda: iter(CORPUS))
     assert (counted.count, counted.total, counted.example) == (count, 5, example)
     corpus = {name: Document("", text) for name, text in CORPUS.items()}
     save_collection(Collection("toy", corpus, dict.fromkeys([*qrels, "other"], "x"), {"test": qrels}), tmp_path / "toy")
@@ -55,11 +55,22 @@ def test_copies_of_relevant_documents_that_nobody_judged(tmp_path, qrels, count,
 
 
 def test_more_than_half_is_refused_and_half_is_a_warning():
-    half, most, none = (Unjoined.of("ids are lost", "abcd", known) for known in ("ab", "a", "abcd"))
+    half, most, none = (Unjoined.of("lost ids", "abcd", known, "they stay") for known in ("ab", "a", "abcd"))
     (warning,) = check_joined("some/file.tsv", [half, none], "")
-    assert warning == "file.tsv: 2 of 4 ids are lost, for example c"
+    assert warning == "file.tsv: 2 of 4 lost ids, for example 'c'; they stay"
     for parts, options in (([most], {}), ([half], {"every": True})):
         with pytest.raises(InvalidFileError) as raised:
             check_joined("some/file.tsv", parts, "look", **options)
         assert (raised.value.got, raised.value.fix) == (str(parts[0]), "look")
     assert len(check_joined("file", [most, half], "", allowed=True)) == 2
+
+
+def test_each_text_is_hashed_once_for_all_splits(tmp_path, monkeypatch):
+    texts, see = [], Twins.see
+    monkeypatch.setattr(Twins, "see", lambda twins, *document: (texts.append(document), see(twins, *document)))
+    corpus = {name: Document("", text) for name, text in CORPUS.items()}
+    splits = {"dev": {"q": {"a": 1}}, "test": {"q": {"a": 1, "b": 0}}, "train": {"q": {"b": 1}}}
+    save_collection(Collection("toy", corpus, {"q": "x"}, splits), tmp_path / "toy")
+    warnings = load_collection(tmp_path / "toy").warnings
+    assert [line.split(":")[0] for line in warnings] == ["dev.tsv", "train.tsv"]
+    assert len(texts) == len(CORPUS)

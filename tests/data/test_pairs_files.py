@@ -8,10 +8,11 @@ import pytest
 from bixse.cli.main import main
 from bixse.data.columns import text_id
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.pairs_files import load_graded_pairs, load_pairs, load_several, save_graded_pairs
+from bixse.data.pairs_files import load_graded_pairs, load_pairs, load_scores, load_several, save_graded_pairs
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.rows import write_rows
+from bixse.judging.audit.labels import read_labels
 from helpers.row_files import faults, jsonl
 
 ROW = {"query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
@@ -126,3 +127,35 @@ def test_the_command_that_is_named_maps_the_columns(tmp_path):
         command = command.replace("NAME", name, 1)
     assert main([*shlex.split(command)[1:], "--out", str(tmp_path / "out")]) == 0
     assert load_graded_pairs(tmp_path / "out" / "pairs.parquet").relevance.tolist() == [0.75, 0.0]
+
+
+WIDE = {f"column {number}": 1 for number in range(200)}
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "where", "column"),
+    [
+        (load_scores, "query,score,grade\na,.5,1\nb,.4,\nc,.3,0\n", "row 2", "relevance"),
+        (load_scores, "query,score,label\na,.5,1\nb,.4,\n", "row 2", "relevance"),
+        (load_scores, "query,score,grade\na,.5,\nb,.4,\n", "row 1", "relevance"),  # the column is there
+        (load_scores, "query,score,rating\na,.5,1\nb,.4,\n", "", "relevance"),
+        (load_scores, [{"query": "a", "score": 1}, {"query": "b", "score": 0, "grade": 1}], "row 1", "relevance"),
+        (load_scores, [{"query": "a", "score": 1} | WIDE, {"score": 0, "qid": "b", "grade": 1}], "row 1", "relevance"),
+        (load_scores, [{"score": 1, "label": 1} | WIDE, {"qid": "b", "score": 0, "label": 1}], "row 1", "query"),
+        (load_scores, [{"score": 1, "label": 1}, {"score": 0, "label": 1}], "", "query"),
+        (read_labels, "query,document,grade\na,d,1\n,e,0\n", "row 2", "query_id"),
+        (read_labels, "question,document,grade\na,d,1\n,e,0\n", "", "query_id"),
+        (read_labels, "query,document,relevance\na,d,\nb,e,\n", "", "grade"),
+    ],
+)
+def test_a_column_is_missing_only_if_no_row_has_any_of_its_names(tmp_path, read, content, where, column):
+    path = tmp_path / "rows.csv"
+    if isinstance(content, str):
+        path.write_text(content)
+    else:
+        path = jsonl(tmp_path / "rows.jsonl", *content)
+    with pytest.raises(InvalidFileError) as raised:
+        read(path)
+    assert raised.value.where == ", ".join(filter(None, [where, f"column {column!r}"]))
+    is_missing = not where and "relevance" not in str(content)
+    assert raised.value.got.startswith("columns" if is_missing else "nothing")

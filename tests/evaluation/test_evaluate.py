@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -168,12 +169,12 @@ def test_judgements_without_their_document_are_refused_or_left_out_and_counted(t
     with pytest.raises(InvalidFileError) as raised:
         evaluate("bm25", tmp_path / "lacks")
     (error,) = raised.value.errors
-    assert "2 of 4 judged documents" in error.got and error.got.endswith("gone")
+    assert "2 of 4 judged documents" in error.got and error.got.endswith("'gone'")
     for reused in (False, True):
         task = collection_task(tmp_path / "lacks", exclude_self=True, missing_documents="drop")
         result = evaluate("bm25", task, tmp_path / "out")
         assert "2 of 4 judgements" in result.warnings[0]
-        assert "1 of 3 judged queries" in result.warnings[1] and result.warnings[1].endswith("q3")
+        assert "1 of 3 judged queries" in result.warnings[1] and "'q3'" in result.warnings[1]
         assert (set(result.run), result.metrics["ndcg@10"], result.reused) == ({"q1", "q2"}, 1, reused)
     assert collection_task(folder, exclude_self=True, missing_documents="drop").warnings == ()
     save_toy(tmp_path / "none", {"q1": {"gone": 1}})
@@ -199,3 +200,14 @@ def test_a_grade_of_0_as_the_lowest_relevant_one_and_a_corpus_without_texts_are_
     save_collection(Collection("e", {"d": Document("", " ")}, {"q": "x"}, {"test": {"q": {"d": 1}}}), tmp_path / "e")
     with pytest.raises(InputError, match="got 1 documents"):
         collection_task(tmp_path / "e")
+
+
+def test_the_corpus_is_read_once_for_all_run_files(folder, tmp_path):
+    task, reads = collection_task(folder), []
+    counted = replace(task, documents=lambda: (reads.append(1), task.documents())[1])
+    for number in range(3):
+        write_run(tmp_path / f"{number}.trec", {"q1": {"d2": 2.0, "other": 1.0}, "q2": {"d3": 1.0}}, "r")
+        evaluation = evaluate(RunFileSystem(tmp_path / f"{number}.trec"), counted, tmp_path / "out" / str(number))
+        assert any("1 of 3 documents of the run" in warning for warning in evaluation.warnings)
+    assert evaluate(RunFileSystem(tmp_path / "0.trec"), counted, tmp_path / "out" / "0").reused
+    assert len(reads) == 1

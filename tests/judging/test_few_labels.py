@@ -72,8 +72,8 @@ def test_labels_and_documents_without_a_grade_are_counted():
     del grades["q00", "d0"]
     drawn = some(labels, 9) | {("q00", "d0"): 1.0, ("q77", "d0"): 1.0}
     found = evaluate_few_labels(runs, grades, drawn, metrics=["precision@4"])
-    assert (found.outside, found.labelled) == (2, len(drawn.keys() & grades.keys()))
-    assert found.ungraded == {"a": 1, "b": 1}
+    assert found.labelled == len(drawn.keys() & grades.keys())
+    assert [line.split(" of ")[0] for line in found.joined] == ["labels: 2", "a: 1", "b: 1"]
 
 
 def test_one_useful_label_or_equal_labels_give_no_interval():

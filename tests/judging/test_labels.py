@@ -158,3 +158,15 @@ def test_identity_changes_with_content_and_scale_and_holds_no_path(qrels, tmp_pa
     assert open_replay(f"replay:qrels:{qrels}", GradeScale(0, 4)).identity != first
     qrels.write_text("q1 0 d1 2\n")
     assert open_replay(f"replay:qrels:{qrels}", SCALE).identity != first
+
+
+def test_a_grade_off_the_stated_scale_is_named_with_its_row(tmp_path):
+    rows = [row("q", f"d{number}", grade=number % 4) for number in range(20)]
+    rows[11]["grade"], rows[15]["grade"] = 5, 33
+    with pytest.raises(InputError) as raised:
+        read_labels(jsonl(tmp_path / "t.jsonl", *rows), SCALE)
+    assert "grade 33" in raised.value.got and "2 off" in raised.value.got and "row 12" in raised.value.got
+    (path := tmp_path / "judge.txt").write_text("q1 0 d1 3\nq1 0 d2 10\n")
+    with pytest.raises(InputError) as raised:
+        open_replay(f"replay:qrels:{path}", SCALE)
+    assert "1 off" in raised.value.got and "('q1', 'd2')" in raised.value.got

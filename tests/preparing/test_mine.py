@@ -382,7 +382,7 @@ def test_known_pairs_of_missing_documents_or_other_queries_are_refused(collectio
         {"document_id": "lost", "document": "no such text"},
         {"query_id": "q-move", "query": "y", "document_id": "gone", "document": "nor this"},
     ]
-    with pytest.raises(InvalidFileError, match=r"2 of 3 documents .* lost"):
+    with pytest.raises(InvalidFileError, match=r"2 of 3 documents .* 'lost'"):
         read_known(collection, rows)
     with pytest.raises(InputError, match="'z'"):
         read_known(collection, [{"query_id": "z", "query": "weather", "document": "copy the file"}])
@@ -393,7 +393,7 @@ def test_known_pairs_are_matched_by_their_texts_or_ids(collection, tmp_path):
     path.write_text("query,document,relevance\nhow do i move a file,move the file,1\nweather,move the file,1\n")
     inputs = read_inputs(MineConfig(collection=collection, split="train", known=path))
     assert inputs.known == {"q-move": {"move-file"}}
-    assert any("known.csv: 1 of 2 queries are not among" in warning for warning in inputs.warnings)
+    assert any("known.csv: 1 of 2 queries that are not mined" in warning for warning in inputs.warnings)
     queries = {**QUERIES, "q-again": QUERIES["q-move"]}
     put(collection, {"queries.jsonl": lines({"_id": key, "text": text} for key, text in queries.items())})
     known = read_inputs(MineConfig(collection=collection, known=path)).known

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 from torch.nn.functional import normalize
 
-from bixse.data.joined import Unjoined, check_joined, without_relevant
+from bixse.data.joined import Unjoined, check_joined, warn_of, without_relevant
 from bixse.data.run import open_run
 from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError, InvalidFileError
@@ -134,7 +134,7 @@ def adapt(settings: AdaptSettings, out: Path, progress: ProgressBars | None = No
         save_adapter(out / ADAPTER_FILE, down, up, scale, bias, settings.vectors_of)
         artifacts["adapter"] = str(out / ADAPTER_FILE)
     seconds = round(time.monotonic() - started, 1)
-    warnings = check_joined(settings.dev or settings.pairs, [without_relevant(dev)], "", allowed=True)
+    warnings = warn_of(settings.dev or settings.pairs, without_relevant(dev))
     result = AdaptResult(
         len(rows), width, len(train), mean(base), ceiling, gain, steps, shrinkage, seconds, artifacts, warnings
     )
@@ -171,8 +171,8 @@ def read_pairs(path: Path, queries: Mapping[str, int], documents: Mapping[str, i
             errors.add(row, "relevance", f"{relevance:g}", "one relevance per pair", "keep one of the rows")
     errors.raise_any()
     judged = dict.fromkeys(name for row in graded.values() for name in row)
-    parts = (Unjoined.of("queries have no vector", graded, queries),
-             Unjoined.of("documents have no vector", judged, documents))  # fmt: skip
+    parts = (Unjoined.of("queries without a vector", graded, queries),
+             Unjoined.of("documents without a vector", judged, documents))  # fmt: skip
     check_joined(path, parts, "export their vectors with the ids of the pairs, or drop the rows", every=True)
     return dict(graded)
 

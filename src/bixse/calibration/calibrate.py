@@ -25,7 +25,7 @@ from bixse.calibration.calibrate_head import (
     pair_cosines,
     read_scores,
 )
-from bixse.data.joined import check_joined
+from bixse.data.joined import check_joined, warn_of
 from bixse.data.run import open_run
 from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import prompt_for, use_task
@@ -129,7 +129,7 @@ def calibrate(
         graded, facts, negatives, unjoined = judged
         # a relevant document under another id could be drawn as an irrelevant one; other queries can be right
         doubts = check_joined(settings.pairs or "", unjoined[:1], "give the collection of the pairs to --collection")
-        doubts += check_joined(settings.pairs or "", unjoined[1:], "", allowed=True)
+        doubts += warn_of(settings.pairs or "", *unjoined[1:])
         encoder = load_scorer(str(model), dimensions=settings.dimensions)
         use_task(encoder, settings.task)
         doubts += check_lengths(encoder, graded)

@@ -207,7 +207,7 @@ def _unjoined(collection: Collection, pairs: GradedPairs) -> tuple[Unjoined, ...
     documents = dict(zip(pairs.document_ids, pairs.documents, strict=True))
     queries, asked = dict(zip(pairs.query_ids, pairs.queries, strict=True)), set(collection.queries.values())
     return tuple(
-        Unjoined.of(f"{kind} are not in {collection.name}, by id or by text", named,
+        Unjoined.of(f"{kind} that {collection.name} lacks, by id and by text", named,
                     {name for name, text in named.items() if name in known or text in known_texts})
         for kind, named, known, known_texts in (("documents", documents, collection.corpus, texts),
                                                 ("queries", queries, collection.queries, asked))

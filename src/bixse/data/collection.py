@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from bixse.data.joined import Twins, Unjoined, check_joined, unjoined_judgements, without_relevant
+from bixse.data.joined import Twins, Unjoined, check_joined, unjoined_judgements, warn_of, without_relevant
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError
 from bixse.files.rows import other_form, read_blocks, write_rows
@@ -98,11 +98,12 @@ def load_collection(
         judged = read_qrels(path)
         absent = {document_id for row in judged.values() for document_id in row if document_id not in corpus}
         qrels[split], lines = check_qrels(path, judged, queries, absent, missing_documents == "drop")
-        twins = Twins(qrels[split])
-        for name, document in corpus.items():
-            twins.see(name, document.content)
-        parts = [without_relevant(qrels[split]), twins.count(lambda: iter(corpus))]
-        warnings += [*lines, *check_joined(path, parts, "", allowed=True)]
+        warnings += [*lines, *warn_of(path, without_relevant(qrels[split]))]
+    twins = Twins(*qrels.values())
+    for name, document in corpus.items():
+        twins.see(name, document.content)
+    for split, joined in qrels.items():
+        warnings += warn_of(folder / "qrels" / f"{split}.tsv", twins.count(joined, lambda: iter(corpus)))
     return Collection(folder.resolve().name, corpus, queries, qrels, tuple(warnings))
 
 
@@ -212,7 +213,7 @@ def check_corpus(
             check.quoted.update(query_id for query_id in asked[name] if phrases[query_id] in words)
     _refuse_all_empty(path, check.count, len(check.empty))
     if twins is not None:
-        check.twins = (twins.count(lambda: (name for name, _ in stream_documents(path))),)
+        check.twins = (twins.count(qrels, lambda: (name for name, _ in stream_documents(path))),)
     return check
 
 
@@ -241,14 +242,13 @@ def check_qrels(
     warnings: list[str] = []
     if drop:
         named = [name for judged in qrels.values() for name in judged]
-        lost = [name for name in named if name in missing]
-        what = "judgements name a document that the corpus lacks and are left out: metrics are not those of all of them"
+        what, effect = "judgements of documents that the corpus lacks", "they are left out, and change the metrics"
+        gone = Unjoined.of(what, named, set(named) - missing, effect)
         before = qrels
         existing = {query: {d: g for d, g in judged.items() if d not in missing} for query, judged in qrels.items()}
         qrels = {query: judged for query, judged in existing.items() if judged}
-        parts = (Unjoined(what, len(lost), len(named), next(iter(lost), "")),
-                 Unjoined.of("judged queries have no judgement left and do not count", before, qrels))  # fmt: skip
-        warnings = check_joined(path, parts, "", allowed=True)
+        empty = Unjoined.of("judged queries without a judgement left", before, qrels, "they do not count")
+        warnings = warn_of(path, gone, empty)
     if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
         raise InputError(
             f"{path}: got no judgement above 0; expected at least one relevant document; "

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,26 +26,30 @@ class Unjoined:
     """The number of ids with one fault, of all ids of their side of a join.
 
     Example:
-        >>> str(Unjoined("judged documents are not in the corpus", 58, 63, "killall_1"))
-        '58 of 63 judged documents are not in the corpus, for example killall_1'
+        >>> str(Unjoined("judged documents that the corpus lacks", 58, 63, "killall_1"))
+        "58 of 63 judged documents that the corpus lacks, for example 'killall_1'"
     """
 
     what: str
-    """The ids and their fault, in words."""
+    """The ids and their fault, as a noun in the plural."""
     count: int
     total: int
     example: object = ""
+    effect: str = ""
+    """A sentence on what then happens to these ids, for the warning."""
 
     @classmethod
-    def of(cls, what: str, ids: Collection[Any], known: Container[Any]) -> Unjoined:
+    def of(cls, what: str, ids: Collection[Any], known: Container[Any], effect: str = "") -> Unjoined:
         """Count the `ids` that are not `known`."""
         lost = [name for name in ids if name not in known]
-        return cls(what, len(lost), len(ids), next(iter(lost), ""))
+        return cls(what, len(lost), len(ids), next(iter(lost), ""), effect)
 
     def __str__(self) -> str:
-        shown = shorten(self.example)
-        shown = shown[1:-1] if isinstance(self.example, str) else shown
-        return f"{self.count:,} of {self.total:,} {self.what}, for example {shown}"
+        return f"{self.count:,} of {self.total:,} {self.what}, for example {shorten(self.example)}"
+
+    @property
+    def warning(self) -> str:
+        return f"{self}{'; ' * bool(self.effect)}{self.effect}"
 
     @property
     def is_most(self) -> bool:
@@ -60,59 +64,70 @@ def check_joined(
 
     With `every`, a fault of a single id is refused.
     """
-    errors, warnings = InvalidFileError(Path(where)), []
+    errors, parts = InvalidFileError(Path(where)), tuple(parts)
     for part in parts:
         if part.count and not allowed and (every or part.is_most):
             errors.add(None, None, str(part), "ids of the same collection and split", fix)
-        elif part.count:
-            warnings.append(f"{Path(where).name}: {part}")
     errors.raise_any()
-    return warnings
+    return warn_of(where, *parts)
+
+
+def warn_of(where: str | Path, *parts: Unjoined) -> list[str]:
+    """Return a warning per part with a fault."""
+    return [f"{Path(where).name}: {part.warning}" for part in parts if part.count]
 
 
 def unjoined_judgements(qrels: Qrels, queries: Container[str], missing: Set[str]) -> tuple[Unjoined, Unjoined]:
     """Return the judged queries that are not in `queries`, and the judged documents that are `missing`."""
     documents = dict.fromkeys(name for judged in qrels.values() for name in judged)
     return (
-        Unjoined.of("judged queries are not among the queries", qrels, queries),
-        Unjoined.of("judged documents are not in the corpus", documents, documents.keys() - missing),
+        Unjoined.of("judged queries that the queries lack", qrels, queries),
+        Unjoined.of("judged documents that the corpus lacks", documents, documents.keys() - missing),
     )
 
 
 def unjoined_labels(judge: str, judged: Collection[Any], labelled: Collection[Any]) -> Unjoined:
     """Return the pairs of the smaller side, a judge's or people's, that the other side lacks."""
     if len(judged) < len(labelled):
-        return Unjoined.of(f"pairs of {judge} have no human label", judged, labelled)
-    return Unjoined.of(f"human labels are of pairs that {judge} lacks", labelled, judged)
+        return Unjoined.of(f"pairs of {judge} without a human label", judged, labelled)
+    return Unjoined.of(f"human labels of pairs that {judge} lacks", labelled, judged)
 
 
 def without_relevant(qrels: Qrels) -> Unjoined:
     """Return the judged queries that no mean can count, since they have no relevant document."""
     relevant = {query for query, judged in qrels.items() if any(grade > 0 for grade in judged.values())}
-    return Unjoined.of("judged queries have no relevant document and are left out of the means", qrels, relevant)
+    return Unjoined.of("judged queries without a relevant document", qrels, relevant, "the means leave them out")
 
 
 def unanswered(queries: Collection[str], run: Ranking) -> Unjoined:
     """Return the queries of a mean for which a run has no document."""
     answered = {query for query in queries if run.get(query)}
-    return Unjoined.of("queries have no answer and count as 0", queries, answered)
+    return Unjoined.of("queries without an answer", queries, answered, "they count as 0")
 
 
 def doubt_ranks(where: str | Path, contradicted: Collection[str], run: Ranking) -> list[str]:
     """Return a warning of the queries that `read_run` found to have ranks of another order than their scores."""
-    what = "queries have ranks that contradict their scores, which count, as in trec_eval"
-    return check_joined(where, [Unjoined.of(what, run, run.keys() - set(contradicted))], "", allowed=True)
+    what, effect = "queries with ranks that contradict their scores", "the scores count, as in trec_eval"
+    return warn_of(where, Unjoined.of(what, run, run.keys() - set(contradicted), effect))
 
 
-def query_counts(counted: int, left_out: int, without_answer: int = 0) -> str:
-    """Return the number of queries of a mean for a heading, and what it leaves out.
+class QueryCounts(NamedTuple):
+    """The number of queries of a mean, and what it leaves out; as text for a heading.
 
     Example:
-        >>> query_counts(4, 1, 2)
-        '4 queries; 1 without a relevant document left out; 2 unanswered count as 0'
+        >>> str(QueryCounts(4, 1, 2)), str(QueryCounts(1))
+        ('4 queries; 1 without a relevant document left out; 2 unanswered count as 0', '1 query')
     """
-    parts = [f"{counted:,} queries", f"{left_out:,} without a relevant document left out" * bool(left_out)]
-    return "; ".join(filter(None, [*parts, f"{without_answer:,} unanswered count as 0" * bool(without_answer)]))
+
+    counted: int = 0
+    left_out: int = 0
+    unanswered: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"{self.counted:,} {'query' if self.counted == 1 else 'queries'}"]
+        parts += [f"{self.left_out:,} without a relevant document left out"] * bool(self.left_out)
+        parts += [f"{self.unanswered:,} unanswered count{'s' * (self.unanswered == 1)} as 0"] * bool(self.unanswered)
+        return "; ".join(parts)
 
 
 class Twins:
@@ -121,9 +136,9 @@ class Twins:
     Texts are equal if they differ in white space alone. Memory holds 8 bytes per document.
     """
 
-    def __init__(self, qrels: Qrels) -> None:
-        self._qrels = qrels
-        self._relevant = {name for judged in qrels.values() for name, grade in judged.items() if grade > 0}
+    def __init__(self, *splits: Qrels) -> None:
+        judged = (row for qrels in splits for row in qrels.values())
+        self._relevant = {name for row in judged for name, grade in row.items() if grade > 0}
         self._keys = array("q")
         self._key_of: dict[str, int] = {}
 
@@ -134,9 +149,8 @@ class Twins:
         if words and name in self._relevant:
             self._key_of[name] = self._keys[-1]
 
-    def count(self, names: Callable[[], Iterator[str]]) -> Unjoined:
-        """Count the twins; `names` yields the ids of all documents again, which only twins need."""
-        what = "documents have the text of a relevant one but no judgement, and count as irrelevant"
+    def count(self, qrels: Qrels, names: Callable[[], Iterator[str]]) -> Unjoined:
+        """Count the twins of a split; `names` yields the ids of all documents again, which only twins need."""
         alike = np.flatnonzero(np.isin(np.array(self._keys), np.array(list(self._key_of.values()), dtype=np.int64)))
         twins: dict[str, None] = {}
         if len(alike) > len(set(self._key_of.values())):
@@ -145,8 +159,9 @@ class Twins:
             for row, name in enumerate(islice(names(), int(alike[-1]) + 1)):
                 if row in wanted:
                     by_key.setdefault(self._keys[row], []).append(name)
-            for query, judged in self._qrels.items():
+            for query, judged in qrels.items():
                 for name in (name for name, grade in judged.items() if grade > 0 and name in self._key_of):
                     same = by_key[self._key_of[name]]
                     twins.update(dict.fromkeys(twin for twin in same if twin not in judged and twin != query))
-        return Unjoined(what, len(twins), len(self._keys), next(iter(twins), ""))
+        what = "documents with the text of a relevant one but without a judgement"
+        return Unjoined(what, len(twins), len(self._keys), next(iter(twins), ""), "they count as irrelevant")

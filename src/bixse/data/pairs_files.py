@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import GradedPairs, Pair
-from bixse.errors import NOTHING, InputError, InvalidFileError, shorten
+from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.parquet import footer_hash, row_counts
 from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, read_rows, stem_of, write_rows
 from bixse.files.values import FileColumn
@@ -125,9 +125,10 @@ def load_several(paths: Sequence[str | Path]) -> GradedPairs:
 def load_scores(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.float64]]:
     """Read (N,) queries, scores and relevance in [0, 1]; grades are divided by the highest grade of the file."""
     errors, rows = InvalidFileError(path), []
+    names = [name for column in SCORE_COLUMNS[2:] for name in column.names]
     for number, row in read_rows(path, SCORE_COLUMNS, errors):
         if row["relevance"] is None and row["grade"] is None:
-            errors.add(number, "relevance", NOTHING, "a relevance or a grade", "fill in relevance (0 to 1) or grade")
+            errors.lacks(number, names, "a relevance or a grade", "fill in relevance (0 to 1) or grade")
         rows.append(row)
     errors.raise_any()
     top = max((row["grade"] for row in rows if row["relevance"] is None), default=0) or 1

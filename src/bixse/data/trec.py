@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from array import array
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ def read_run(path: str | Path, contradicted: list[str] | None = None) -> dict[st
     path = Path(path)
     errors = InvalidFileError(path)
     run: dict[str, dict[str, float]] = {}
-    places: dict[str, list[tuple[float, float]]] = {}
+    ranks: dict[str, array[float]] = {}  # in the order of the run's scores
     for number, line, _ in text_lines(path, errors):
         fields = line.split()
         if len(fields) != 6:
@@ -81,26 +82,24 @@ def read_run(path: str | Path, contradicted: list[str] | None = None) -> dict[st
         else:
             run.setdefault(query_id, {})[document_id] = score
             if contradicted is not None:
-                places.setdefault(query_id, []).append((number_of(rank), score))
+                ranks.setdefault(query_id, array("d")).append(number_of(rank))
     errors.raise_any()
     if not run:
         raise _nothing(path, "run")
     if contradicted is not None:
-        contradicted += [query_id for query_id, lines in places.items() if _is_other_order(lines)]
+        contradicted += [query_id for query_id, given in ranks.items() if _is_other_order(given, run[query_id])]
     return run
 
 
-def _is_other_order(lines: list[tuple[float, float]]) -> bool:
-    """Return True if a (rank, score) of a lower rank has a higher score, compared in float32 as by trec_eval."""
+def _is_other_order(given: array[float], run: Mapping[str, float]) -> bool:
+    """Return True if a document of a lower rank has a higher score, compared in float32 as by trec_eval."""
     with np.errstate(over="ignore"):
-        ranks, scores = np.array(lines).T[0], np.array(lines).T[1].astype(np.float32)
-    lowest = np.inf
-    for rank in np.unique(ranks[np.isfinite(ranks)]):  # equal ranks say nothing of each other
-        here = scores[ranks == rank]
-        if here.max() > lowest:
-            return True
-        lowest = min(lowest, here.min())
-    return False
+        scores = np.fromiter(run.values(), np.float64, len(run)).astype(np.float32)
+    ranks = np.where(np.isfinite(given), given, np.nan)
+    order = np.argsort(ranks)[: np.isfinite(ranks).sum()]  # NaN is last
+    starts = np.unique(ranks[order], return_index=True)[1]  # equal ranks say nothing of each other
+    lowest = np.minimum.accumulate(np.minimum.reduceat(scores[order], starts))
+    return bool((np.maximum.reduceat(scores[order], starts)[1:] > lowest[:-1]).any())
 
 
 def write_run(path: str | Path, run: Ranking, tag: str) -> None:

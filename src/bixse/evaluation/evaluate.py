@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.joined import check_joined, query_counts, unanswered, without_relevant
+from bixse.data.joined import QueryCounts, unanswered, warn_of, without_relevant
 from bixse.data.run import open_run
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import model_path_settings
@@ -52,8 +52,8 @@ class Evaluation:
     precision: str | None = None
     group: str = ""
     """Name of a group; the query sets of a group count as one in the mean of a suite."""
-    queries: str = ""
-    """The number of queries that the means count, and of queries that they leave out, in words."""
+    queries: QueryCounts = field(default_factory=QueryCounts)
+    """The number of queries that the means count, and of queries that they leave out."""
 
 
 def evaluate(
@@ -111,13 +111,13 @@ def evaluate_query_sets(
         run = runs[query_set.name]
         per_query = evaluate_run(query_set.qrels, run, METRICS, task.min_relevant_grade)
         left_out, silent = without_relevant(query_set.qrels), unanswered(next(iter(per_query.values())), run)
-        notes = check_joined(query_set.name, [left_out], "", allowed=True)
+        notes = warn_of(query_set.name, left_out)
         why = system.why_unanswered and f": {system.why_unanswered}"
-        notes += [f"{system.label}: {silent}{why}"] if silent.count else []
+        notes += [f"{system.label}: {silent.warning}{why}"] if silent.count else []
         results[query_set.name] = Evaluation(
             query_set.name, mean(per_query), per_query, run, seconds, reused,
             (*task.joined, *task.warnings, *searched, *doubts, *notes), system.precision,
-            query_set.group or query_set.name, query_counts(silent.total, left_out.count, silent.count),
+            query_set.group or query_set.name, QueryCounts(silent.total, left_out.count, silent.count),
         )  # fmt: skip
     if record is not None:
         files = [_folder(record, task, query_set) / PER_QUERY_NAME for query_set in task.query_sets]

@@ -7,7 +7,7 @@ import json
 import time
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import combinations, islice
+from itertools import combinations, compress, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -386,11 +386,12 @@ class RunFileSystem(System):
         if not answers:
             return warnings  # `search` names a query of both sides
         named = dict.fromkeys(name for query in answers for name in run[query])
-        known = {name for name, _ in task.documents() if name in named}
-        documents = Unjoined.of("documents of the run are not in the corpus", named, known)
+        hashes = np.fromiter(map(hash, named), np.int64, len(named))
+        known = set(compress(named, np.isin(hashes, task.id_hashes)))
+        documents = Unjoined.of("documents of the run that the corpus lacks", named, known)
         queries = [unanswered(part.queries, run) for part in task.query_sets]
         fix = "name the run of this collection and split (bixse evaluate --missing-documents drop scores it anyway)"
-        allowed = not refuse or task.settings.get("missing_documents") == "drop"
+        allowed = not refuse or task.settings.get("missing_documents") != "refuse"  # suites have no such setting
         check_joined(self.path, queries, fix, allowed)
         if task.is_part and known:
             return warnings

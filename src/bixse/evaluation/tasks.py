@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from heapq import nsmallest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from bixse.data.collection import (
     CorpusCheck,
@@ -18,7 +21,7 @@ from bixse.data.collection import (
     stream_documents,
     warn_of_collection,
 )
-from bixse.data.joined import check_joined
+from bixse.data.joined import warn_of
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError
 from bixse.evaluation.metrics import check_min_relevant_grade
@@ -27,6 +30,8 @@ from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from bixse.data.collection import MissingDocuments
     from bixse.relevance import Qrels
@@ -74,6 +79,11 @@ class Task:
     is_part: bool = False
     """True if the task has only a part of its corpus: a run of the complete corpus names other documents too."""
 
+    @cached_property
+    def id_hashes(self) -> NDArray[np.int64]:
+        """Hashes of all document ids: 8 bytes per document, read once for all run files."""
+        return np.fromiter((hash(name) for name, _ in self.documents()), np.int64)
+
 
 def collection_task(
     folder: str | Path,
@@ -115,7 +125,7 @@ def _judged_corpus(folder: Path, judgements: Path, drop: bool) -> tuple[Task, Co
     texts, qrels = read_queries(folder / "queries.jsonl"), read_qrels(judgements)
     corpus = check_corpus(corpus_file, qrels, queries=texts)
     judged, joined = check_qrels(judgements, qrels, texts, corpus.missing, drop)
-    joined += check_joined(judgements, corpus.twins, "", allowed=True)
+    joined += warn_of(judgements, *corpus.twins)
     query_set = QuerySet(name, {query_id: texts[query_id] for query_id in judged}, judged)
     documents = lambda: ((name, document.content) for name, document in stream_documents(corpus_file))  # noqa: E731
     return Task(name, documents, corpus.count, (query_set,), joined=tuple(joined)), corpus

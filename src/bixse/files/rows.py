@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
-from bixse.errors import NOTHING, InputError, InvalidFileError, shorten
+from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import RepeatedKeyError, atomic_file, not_text, parse_json
 from bixse.files.parquet import open_table, row_batches, save_table
 from bixse.files.values import FileColumn, InvalidValueError, missing_column_hint
@@ -280,19 +280,19 @@ def _in_blocks(rows: Iterator[Row], columns: Sequence[FileColumn]) -> Iterator[B
 def _json_rows(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Row]:
     needed = {column.name for column in columns if column.needed}
     has_other_names = any(column.other_names for column in columns)
+    looked_for = dict.fromkeys(name for column in columns for name in column.names)
     for number, line, position in text_lines(path, errors):
         row = json_object(number, line, errors)
         if row is None:
             continue
-        if len(errors.columns) < COLUMNS_NAMED:
-            errors.columns |= dict.fromkeys(row)
+        errors.columns |= dict.fromkeys(row if len(errors.columns) < COLUMNS_NAMED else looked_for.keys() & row.keys())
         if has_other_names:
             row |= {column.name: row[name] for column in columns if (name := _name_in(column, row)) is not None}
         if not needed <= row.keys():
             for column in columns:
                 if column.name in needed and column.name not in row:
                     fix = missing_column_hint(path, column.name, tuple(row), tuple(sorted(needed)))
-                    errors.add(number, column.name, NOTHING, column.expected, fix)
+                    errors.lacks(number, column.names, column.expected, fix)
             continue
         yield number, row, len(line), position
 
@@ -390,13 +390,13 @@ def _choose(
         elif column.needed:
             needed = tuple(sorted(other.name for other in columns if other.needed))
             fix = missing_column_hint(path, column.name, tuple(names), needed)
-            errors.add(None, column.name, NOTHING, f"a column {column.name!r}", fix)
+            errors.lacks(None, column.names, f"a column {column.name!r}", fix)
     errors.raise_any()
     return chosen
 
 
 def _name_in(column: FileColumn, names: Container[str]) -> str | None:
-    return next((name for name in (column.name, *column.other_names) if name in names), None)
+    return next((name for name in column.names if name in names), None)
 
 
 def _checked(raw: Block, columns: Sequence[FileColumn], errors: InvalidFileError) -> Block:

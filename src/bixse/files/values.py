@@ -60,6 +60,11 @@ class FileColumn:
     """Alternative names in the file; the first one that exists is used."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the column in files."""
+        return self.name, *self.other_names
+
+    @property
     def expected(self) -> str:
         """The expected value, in words."""
         between = f" in [{self.low:g}, {self.high:g}]" if math.isfinite(self.high) else ""

@@ -7,9 +7,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import Pair
+from bixse.data.joined import Unjoined, check_joined
 from bixse.data.run import RUN_FILE
 from bixse.data.trec import ranked
-from bixse.errors import IncompleteError, InputError
+from bixse.errors import IncompleteError
 from bixse.evaluation.systems import Bm25System, RunFileSystem, System
 from bixse.files.files import read_text
 from bixse.files.parquet import read_table
@@ -90,7 +91,7 @@ class JudgeSystem(System):
         }
 
     def check_answers(self, task: Task, refuse: bool) -> list[str]:
-        return [] if self._file is None else self._file.check_answers(task, refuse)
+        return [] if self._file is None else self._file.check_answers(task, refuse=False)  # `_texts` refuses documents
 
     def warnings(self) -> list[str]:
         """Return doubts about the order: candidates without a grade, and queries whose grades are all the same."""
@@ -125,11 +126,8 @@ class JudgeSystem(System):
     def _texts(self, task: Task, candidates: Ranking) -> dict[str, str]:
         wanted = {document for answers in candidates.values() for document in answers}
         texts = {name: text for name, text in task.documents() if name in wanted}
-        if unknown := sorted(wanted - set(texts)):
-            raise InputError(
-                f"{self.config.candidates}: got documents that the corpus lacks, such as {unknown[0]!r}; expected a "
-                "run over this collection; fix: name the run of this collection"
-            )
+        lost = Unjoined.of("documents of the run that the corpus lacks", sorted(wanted), texts)
+        check_joined(self.config.candidates, [lost], "name the run of this collection", every=True)
         return texts
 
     def _reordered(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from bixse.data.collection import check_corpus, check_split, read_queries, splits_of
-from bixse.data.joined import Unjoined, check_joined, unjoined_judgements
+from bixse.data.joined import Unjoined, check_joined, unjoined_judgements, warn_of
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import read_qrels
 from bixse.errors import SEEDS, InputError, shorten
@@ -220,11 +220,11 @@ def _add_known(
             named[document_id] = None
             known.setdefault(query_id, set()).add(document_id)
     # a document under another id would be mined as unknown
-    lost = Unjoined.of("documents are not in the corpus, by id or by text", named, documents)
+    lost = Unjoined.of("documents that the corpus lacks, by id and by text", named, documents)
     check_joined(path, [lost], "use the corpus the pairs are of, or drop them", every=True)
     if not named:
         raise InputError(
             f"{path}: got no pair of these queries (such as query {shorten(min(asked))}); expected ids or texts of "
             "the queries that are mined; fix: use the file of this collection"
         )
-    return check_joined(path, [Unjoined.of("queries are not among those to mine for", asked, queries)], "", True)
+    return warn_of(path, Unjoined.of("queries that are not mined", asked, queries))

@@ -207,7 +207,7 @@ class Source:
 
         Raise InputError if the file cannot be read, or its scores carry no grades.
         """
-        form, scores, off = self.form, FileScores(), []
+        form, scores, off = self.form, FileScores(), list[tuple[float, object]]()
         task = {"file": task_name(file), "folder": self.path.resolve().name}.get(form.task_from)
         judge = form.judge.replace("{file}", file.stem)
         for rows, position in self._blocks(file, errors):
@@ -227,7 +227,8 @@ class Source:
             self._noted += noted
             scores.add(table)
             if self.chosen.grade_scale is not None:
-                off += table.filter(pc.equal(table["status"], "off-scale"))["score"].to_pylist()
+                impossible = table.filter(pc.equal(table["status"], "off-scale"))
+                off += zip(impossible["score"].to_pylist(), impossible["row"].to_pylist(), strict=True)
             if self.score_map is not None and self.score_map.kind == "binary" and form.judge == "binary labels":
                 self._scores_aside += table.num_rows - table["score"].null_count
             yield table
@@ -315,7 +316,7 @@ class Source:
         """Return the number of rows whose query or document is not among the texts."""
         name = {ID_OF_A_QUERY: "query without a text", ID_OF_A_DOCUMENT: "document that the corpus lacks"}
         return [
-            f"{self.path.name}: {Unjoined(f'judgements name a {name[expected]}', count, self._rows, first)}"
+            f"{self.path.name}: {Unjoined(f'judgements of a {name[expected]}', count, self._rows, first)}"
             for expected, (count, first) in self._lost.items()
         ]
 

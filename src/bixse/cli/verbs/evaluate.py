@@ -168,9 +168,9 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     result = compare_on_task(systems, task, out, progress_bar)
     evaluations = [scores[task.name] for scores in result.scores.values()]
     warnings = list(dict.fromkeys(line for each in evaluations for line in each.warnings))
-    counts = [each.queries.split("; ") for each in evaluations]
-    heading = f"{settings.collection} ({settings.split}, "
-    heading += "; ".join(part for part in counts[0] if all(part in others for others in counts))
+    counts = {each.queries: None for each in evaluations}
+    queries = next(iter(counts)) if len(counts) == 1 else next(iter(counts))._replace(unanswered=0)
+    heading = f"{settings.collection} ({settings.split}, {queries}"
     metrics, names = result.plain(), {"results": "results.json"}
     if len(systems) == 1:
         precision = {"precision": result.precision} if result.precision else {}

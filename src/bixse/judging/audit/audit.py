@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from bixse.calibration.reliability import calibration_report
-from bixse.data.joined import Unjoined, check_joined, unjoined_labels
+from bixse.data.joined import Unjoined, check_joined, unjoined_labels, warn_of
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.errors import InputError
@@ -64,7 +64,7 @@ def audit(judges: Sequence[Labels], human: Labels, min_relevant_grade: float | N
         human_queries=len({query for query, _ in human.grades}),
         human_impossible=human.impossible,
         human_after_judge=human.after_judge,
-        judges=tuple(_audit_one(judge, common[judge.name], human, levels, min_relevant_grade) for judge in judges),
+        judges=tuple(_audit_one(judge, *common[judge.name], human, levels, min_relevant_grade) for judge in judges),
     )
 
 
@@ -93,8 +93,8 @@ def first_relevant(levels: Floats, min_relevant_grade: float | None) -> float:
     return min_relevant_grade
 
 
-def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> Any:
-    """Return a frame of the pairs that both sides graded, sorted by their ids; raise InputError for none.
+def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> tuple[Any, list[str]]:
+    """Return a frame of the pairs that both sides graded, and warnings of the others; raise InputError for none or few.
 
     Columns: grades `human` and `judge` on the human scale, the judge's `relevance`, and human `relevant` (0 or 1).
     """
@@ -105,7 +105,9 @@ def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> Any
             f"{judge.path}: got no pair of the human labels (pairs such as {ids[0]}; human labels such as {ids[1]}); "
             "expected labels of the same queries and documents; fix: use the ids of the human labels"
         )
-    join_labels(judge, human)
+    sides = (dict.fromkeys(sorted({**side.grades, **side.missing})) for side in (judge, human))
+    fix = "use the ids of the human labels, and labels of the same pairs"
+    warnings = check_joined(judge.path, [unjoined_labels(judge.name, *sides)], fix)
     grades = np.array([human.grades[pair] for pair in pairs], dtype=np.float64)
     judged = [judge.grades[pair] for pair in pairs]
     if judge.scale != human.scale:
@@ -116,14 +118,7 @@ def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> Any
         "relevance": np.array([judge.relevance[pair] for pair in pairs], dtype=np.float64),
         "relevant": (grades >= min_relevant_grade).astype(np.float64),
     }
-    return pd.DataFrame(columns, pd.MultiIndex.from_tuples(pairs, names=["query_id", "document_id"]))
-
-
-def join_labels(judge: Labels, human: Labels) -> list[str]:
-    """Warn of pairs of the smaller side that the other side lacks; refuse them if they are most."""
-    judged, labelled = (dict.fromkeys(sorted({**side.grades, **side.missing})) for side in (judge, human))
-    fix = "use the ids of the human labels, and labels of the same pairs"
-    return check_joined(judge.path, [unjoined_labels(judge.name, judged, labelled)], fix)
+    return pd.DataFrame(columns, pd.MultiIndex.from_tuples(pairs, names=["query_id", "document_id"])), warnings
 
 
 def query_ids_of(frame: Any) -> list[str]:
@@ -131,7 +126,9 @@ def query_ids_of(frame: Any) -> list[str]:
     return list(frame.index.get_level_values("query_id"))
 
 
-def _audit_one(judge: Labels, common: Any, human: Labels, levels: Floats, min_relevant_grade: float) -> JudgeAudit:
+def _audit_one(
+    judge: Labels, common: Any, joined: Sequence[str], human: Labels, levels: Floats, min_relevant_grade: float
+) -> JudgeAudit:
     query_ids, relevance, relevant = query_ids_of(common), common.relevance.to_numpy(), common.relevant.to_numpy()
     square = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, levels)
     every = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, None)
@@ -164,7 +161,7 @@ def _audit_one(judge: Labels, common: Any, human: Labels, levels: Floats, min_re
         calibration=calibration_report(relevance, relevant, query_ids),
         against_constant=mean_estimate(errors, query_ids),
         worst_pairs=_worst_pairs(common),
-        joined=tuple(join_labels(judge, human)),
+        joined=tuple(joined),
     )
 
 
@@ -212,8 +209,8 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     warnings = report.warnings()
     if texts is not None:
         known = set(zip(texts.query_ids, texts.document_ids, strict=True))
-        lost = Unjoined.of("human labels have no text there", people.grades, known)
-        warnings += check_joined(settings.pairs or "", [lost], "", allowed=True)
+        lost = Unjoined.of("human labels of pairs without a text", people.grades, known)
+        warnings += warn_of(settings.pairs or "", lost)
     if settings.scale is None:
         low, high = report.scale
         warnings.append(

@@ -16,7 +16,7 @@ from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.statistics import few_of_classes, mean_estimate
 from bixse.files.files import file_hash, write_atomically
-from bixse.judging.audit.audit import common_pairs, first_relevant, grade_levels, join_labels, query_ids_of
+from bixse.judging.audit.audit import common_pairs, first_relevant, grade_levels, query_ids_of
 from bixse.judging.audit.labels import impossible_lines, labels_of
 from bixse.report.table import format_difference, format_interval, format_table
 from bixse.results import VERDICT_WORDS, IntervalEstimate, too_few
@@ -128,7 +128,7 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
     """
     out = Path(out)
     people, (judge,) = labels_of(settings, [settings.judgements])
-    fitted, warnings = _fit(people, judge, settings.min_relevant_grade), join_labels(judge, people)
+    fitted, warnings = _fit(people, judge, settings.min_relevant_grade)
     pairs = mapped_pairs(settings.apply, fitted, judge.scale) if settings.apply is not None else None
     impossible = (*people.impossible, *judge.impossible)
     if not fitted.helps:
@@ -163,7 +163,7 @@ def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs
     return pairs.with_columns(relevance=fitted.apply(pairs.relevance), grade=unmapped)
 
 
-def _fit(human: Labels, judge: Labels, min_relevant_grade: float | None) -> GradeMap:
+def _fit(human: Labels, judge: Labels, min_relevant_grade: float | None) -> tuple[GradeMap, list[str]]:
     if judge.mapped:
         raise InputError(
             f"{judge.path}: got {judge.mapped} pairs whose relevance does not follow from their grade on the scale "
@@ -171,11 +171,11 @@ def _fit(human: Labels, judge: Labels, min_relevant_grade: float | None) -> Grad
             "judgements that were not mapped before"
         )
     min_relevant_grade = first_relevant(grade_levels(human), min_relevant_grade)
-    common = common_pairs(judge, human, min_relevant_grade)
+    common, warnings = common_pairs(judge, human, min_relevant_grade)
     fitted = fit_grade_map(common.relevance, common.relevant, query_ids_of(common))
     scale = (judge.scale.minimum, judge.scale.maximum)
     target = f"share of human grades from {min_relevant_grade:g} up"
-    return fitted.model_copy(update={"judge": judge.name, "scale": scale, "target": target})
+    return fitted.model_copy(update={"judge": judge.name, "scale": scale, "target": target}), warnings
 
 
 def fit_grade_map(

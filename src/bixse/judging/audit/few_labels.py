@@ -80,9 +80,6 @@ class FewLabels:
     labelled_queries: int
     pairs: int
     pool_queries: int
-    outside: int  # labels of pairs without a grade; left out
-    ungraded: Mapping[str, int]
-    """System -> number of ungraded documents within the deepest cut-off; they count as irrelevant."""
     joined: tuple[str, ...] = ()
     """Warnings of labels, queries and documents that only one side has."""
 
@@ -146,12 +143,10 @@ def evaluate_few_labels(
     asked = dict.fromkeys(query for query, _ in pool.pairs)
     fix = "use grades, labels and runs of one collection"
     joined = check_joined("labels", [unjoined_labels("the judge", grades, labels)], fix)
-    ungraded = {}
     for name, run in runs.items():
         shown = [(query, hit) for query in asked if query in run for hit in ranked(run[query])[:deepest]]
-        lost = Unjoined.of("documents have no grade and count as irrelevant", shown, grades)
+        lost = Unjoined.of("documents without a grade", shown, grades, "they count as irrelevant")
         joined += check_joined(name, [unanswered(asked, run), lost], fix)
-        ungraded[name] = lost.count
     return FewLabels(
         tuple(_estimate(pool, metric, *contrast, ranks) for metric in wanted for contrast in contrasts),
         "queries" if pool.whole_queries else "pairs",
@@ -159,8 +154,6 @@ def evaluate_few_labels(
         labelled_queries=len(pool.of_queries.labelled),
         pairs=len(pool.pairs),
         pool_queries=pool.sample.queries,
-        outside=pool.outside,
-        ungraded=ungraded,
         joined=tuple(joined),
     )
 
@@ -426,7 +419,6 @@ class JudgedPool:
     grades: Floats  # (U,) relevance by the judge
     sample: LabelledSample
     labels: Floats  # (n,) relevance by people
-    outside: int  # labels of pairs without a grade; left out
 
     @cached_property
     def whole_queries(self) -> bool:
@@ -493,7 +485,7 @@ def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None
         )
     sure = np.array(chances or [1.0] * len(common), dtype=np.float64)
     sample = LabelledSample(query, len(names), labelled, sure)
-    pool = JudgedPool(pairs, graded, sample, known, len(labels.keys() - grades.keys()))
+    pool = JudgedPool(pairs, graded, sample, known)
     if chances and not scaled:
         return pool
     units = pool.of_queries if pool.whole_queries else sample

@@ -19,7 +19,7 @@ import numpy as np
 
 from bixse.data.columns import text_id
 from bixse.data.trec import qrels_rows
-from bixse.errors import NOTHING, InputError, InvalidFileError
+from bixse.errors import InputError, InvalidFileError
 from bixse.files.rows import FORMATS, files_of, kind_of, read_rows, text_lines
 from bixse.files.values import FileColumn
 from bixse.relevance import ROUNDING, GradeScale
@@ -200,7 +200,7 @@ def read_labels(
     counted = [row for row in read if not (independent and row.seen)]
     rows = _one_per_pair(_people_as_one(counted), errors)
     if scale is not None:
-        scale.check(path, [row.grade for row in rows if row.grade is not None])
+        scale.check(path, ((row.grade, row.row) for row in rows if row.grade is not None))
     scale = scale or _scale_of_relevance(rows) or otherwise or _scale_of_grades(path, rows)
     grades, relevance, missing, impossible = {}, {}, {}, []
     for row in rows:
@@ -251,7 +251,7 @@ def _table_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
             }
             yield _Row(number, *ids, grade, relevance, status, **as_read)
     if not has_labels and not (errors.total and errors.columns.keys() & {"grade", "relevance", "status"}):
-        errors.add(None, "grade", NOTHING, "a column 'grade' or 'relevance' with values", "rename or add it")
+        errors.lacks(None, ("grade", "relevance"), "a column 'grade' or 'relevance' with values", "rename or add it")
 
 
 def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
@@ -273,7 +273,7 @@ def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidF
     identifier, text = row[f"{kind}_id"], row[kind]
     if identifier is None and text is None:
         fix = f"rename or add a column '{kind}_id' of ids, or '{kind}' of texts"
-        errors.add(number, f"{kind}_id", NOTHING, f"an id, or the {kind}'s text", fix)
+        errors.lacks(number, (f"{kind}_id", kind), f"an id, or the {kind}'s text", fix)
     return identifier or text_id(text or "")
 
 

@@ -9,7 +9,6 @@ import re
 import time
 import tomllib
 from collections import Counter
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
@@ -57,10 +56,11 @@ _LEAD = re.compile(
 )
 """Words of a chat model before the query, for example "Sure! Here is a query:"."""
 _PLACEHOLDERS = {"null", "none", "n/a"}
-_MARKS = re.compile(r"^(?:[-*•]\s+|\d+[.)]\s+|#+\s+|```\w*\s*$)")
+_MARKS = re.compile(r"^(?:[-*•]\s+|\d+[.)]\s+|```\w*\s*$)")
+_HEADING = re.compile(r"^#+\s+(?=[*_\"']*(.))")
 _TAGS = re.compile(r"^<(\w+)>(.*)</\1>$")
-_JSON = re.compile(r"^(?:\{|\[\s*(?:[\"'{\[]|$))")
-"""The beginning of a list of texts or of an object, not of "[2023] election results"."""
+_JSON = re.compile(r"^(?:\{\s*(?:[\"'}]|$)|\[\s*(?:[\"'{\[]|$))")
+"""The beginning of a list of texts or of an object, not of "[2023] election results" or "{{ name }} in jinja"."""
 _KEYS = {"query", "queries", "question", "questions", "search_query", "search_queries"}
 _PAIRS = ('""', "''", "``", "“”", "«»")
 _WORDS = re.compile(r"\w+")
@@ -82,30 +82,36 @@ def clean_query(text: str) -> str:
         return ""  # the reasoning did not end
     lines = answer.split("\n")
     for number, line in enumerate(lines, start=1):
-        if (query := _clean_line(line)) and _JSON.match(query):
-            with suppress(ValueError, RecursionError):
-                return _first_text(json.JSONDecoder().raw_decode("\n".join([query, *lines[number:]]))[0])
-            return ""
-        if query:
-            return query
+        if query := _clean_line(line):
+            return _first_text("\n".join([query, *lines[number:]])) if _JSON.match(query) else query
     return ""
 
 
-def _first_text(value: Any) -> str:
-    """Return the cleaned first text in parsed JSON, or ""; of an object that of a query, or its only one."""
-    if isinstance(value, dict):
-        named = [inner for name, inner in value.items() if name.lower() in _KEYS]
-        value = named or (list(value.values()) if len(value) == 1 else [])
-    if isinstance(value, list):
-        return _first_text(value[0]) if value else ""
-    return _clean_line(value.split("\n")[0]) if isinstance(value, str) else ""
+def _first_text(content: str) -> str:
+    """Return the cleaned first text in the JSON at the start of a text, or ""."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(content)
+    except (ValueError, RecursionError):
+        return ""
+    while isinstance(value, (list, dict)) and value:
+        if isinstance(value, list):
+            value = value[0]
+        else:
+            named = [name for name in value if name.lower() in _KEYS]
+            value = value[named[0]] if named else next(iter(value.values())) if len(value) == 1 else None
+    if isinstance(value, str):
+        return _clean_line(value.split("\n")[0])
+    return content.split("\n")[0] if content[end:].split("\n")[0].strip() else ""  # words follow: {} in javascript
 
 
 def _clean_line(line: str) -> str:
     before = None
     while before != line:
         before = line
-        line = _TAGS.sub(r"\2", _LABEL.sub("", _MARKS.sub("", _LEAD.sub("", line.strip())))).strip()
+        line = _MARKS.sub("", _LEAD.sub("", line.strip()))
+        if (heading := _HEADING.match(line)) and (heading[1].isupper() or _LABEL.match(line[heading.end() :])):
+            line = line[heading.end() :]  # not "# of moons of jupiter"
+        line = _TAGS.sub(r"\2", _LABEL.sub("", line)).strip()
         if line[:2] == line[-2:] == "**" and "*" not in line[2:-2]:
             line = line[2:-2].strip()
         inside = line[1:-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.joined import Unjoined, check_joined
+from bixse.data.joined import Unjoined, warn_of
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, shorten
 from bixse.files.files import file_hash
@@ -38,7 +38,7 @@ class ReplayJudge:
             for query_id, judged in read_qrels(path).items()
             for document_id, grade in judged.items()
         }
-        scale.check(path, self._grades.values())
+        scale.check(path, ((grade, pair) for pair, grade in self._grades.items()))
         self._asked: dict[tuple[str, str], None] = {}
         self.identity: Mapping[str, Any] = {
             "kind": "replay",
@@ -50,8 +50,8 @@ class ReplayJudge:
     @property
     def warnings(self) -> list[str]:
         """Return the number of asked pairs that are not among the judgements, if there are some."""
-        lost = Unjoined.of("pairs are not among the judgements", self._asked, self._grades)
-        return check_joined(self.name, [lost], "", allowed=True)
+        lost = Unjoined.of("pairs that the judgements lack", self._asked, self._grades)
+        return warn_of(self.name, lost)
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         for question in questions:
