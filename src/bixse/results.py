@@ -157,6 +157,9 @@ class CalibrationReport:
     curve: list[ReliabilityBin]
     units: int | None = None
     """Number of queries, of relevant or of irrelevant pairs, whichever is the smallest; None in older files."""
+    brier_few: str = ""
+    """Reason why the Brier score has no interval, for example "7 queries; at least 20"."""
+    ece_few: str = ""
 
     @property
     def against_base_rate(self) -> Verdict:

@@ -71,6 +71,7 @@ def test_probabilities_have_intervals_and_a_verdict_from_twenty_queries_and_unit
         z *= 0.9  # 18 units of relevance
     found = calibration_report(np.clip(0.1 + 0.8 * z - 0.1 * generator.random(len(z)), 0, 1), z, ids, samples=100)
     assert (found.brier_interval != (None, None)) == (found.ece_interval != (None, None)) == (queries == 20)
+    assert found.brier_few == found.ece_few == ("" if queries == 20 else "19 queries; at least 20")
     assert found.against_base_rate == ("better" if queries == 20 and not graded else "cannot tell")
 
 
@@ -79,6 +80,32 @@ def test_probabilities_without_variance_have_no_interval():
     found = calibration_report([0.25] * 160, [1.0, 0.0, 0.0, 0.0] * 40, [f"q{n // 4}" for n in range(160)])
     assert (found.brier_interval, found.ece_interval) == ((None, None), (None, None))
     assert found.against_base_rate == "cannot tell"
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.001])
+def test_a_calibration_error_below_its_noise_has_no_interval(shift):
+    """Of 400 queries with one pair, exactly the predicted share is relevant."""
+    p = np.repeat([0.25, 0.75], 200)
+    z = np.concatenate([np.arange(200) < 50, np.arange(200) < 150]).astype(float)
+    found = calibration_report(p + shift, z, [f"q{n}" for n in range(400)])
+    assert found.ece == pytest.approx(shift) and found.ece_interval == (None, None) and found.ece_few
+
+
+def test_the_interval_of_a_large_sample_has_a_width():
+    z = np.tile([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], 2000)
+    found = calibration_report(np.full(len(z), 0.95), z, [f"q{n // 4}" for n in range(len(z))], samples=100)
+    assert found.ece_interval[0] < found.ece < found.ece_interval[1]
+
+
+def test_intervals_lie_in_the_range_of_the_figure():
+    """One of 40 queries holds every error, so that the scatter reaches below 0."""
+    p = np.repeat([0.0, 1.0], [156, 4])
+    found = calibration_report(p, np.zeros(160), [f"q{n // 4}" for n in range(160)])
+    turned = calibration_report(1 - p, np.zeros(160), [f"q{n // 4}" for n in range(160)])
+    for report in (found, turned):
+        for low, high in (report.brier_interval, report.ece_interval):
+            assert 0 <= low < high <= 1
+    assert found.brier_interval[0] == 0 and turned.brier_interval[1] == 1
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.1])
@@ -90,7 +117,8 @@ def test_the_interval_of_the_calibration_error_covers_it(wrong):
         truth = generator.beta(1.2, 2, 320) * 0.8
         z = (generator.random(320) < truth).astype(float)
         found = calibration_report(truth + wrong, z, [f"q{n // 8}" for n in range(320)], samples=200)
-        covered += found.ece_interval[0] <= wrong <= found.ece_interval[1]
+        low, high = found.ece_interval
+        covered += low is not None and low <= wrong <= high  # some are below their noise
     assert covered >= 35
 
 

@@ -8,6 +8,7 @@ from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
 from bixse.calibration.calibrate import calibrate
+from bixse.calibration.calibrate_head import ScoredPairs, held_out_check
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.calibration.reliability import auc
 from bixse.encoders.head import RelevanceHead
@@ -94,6 +95,22 @@ def test_thresholds_and_cuts_of_scores_with_a_gap_lie_in_its_middle(run, tmp_pat
     assert result.head.cosine_at(result.head.threshold_for(precision)) == cut
     assert (threshold.reached, threshold.recall, threshold.pairs) == (1.0, 1.0, 20)
     assert (threshold.low, threshold.high) == result.points[0].interval
+
+
+@pytest.mark.parametrize(("queries", "scale", "verdict"), [(120, 1.0, "no difference"), (120, 5.0, "better"),
+                                                           (30, 5.0, "cannot tell")])  # fmt: skip
+def test_a_lower_brier_score_is_a_verdict_only_if_the_interval_of_the_difference_says_so(queries, scale, verdict):
+    """The earlier map of these logits is right, or five times too steep."""
+    generator = np.random.default_rng(1)
+    logits = generator.normal(size=8 * queries)
+    relevance = (generator.random(len(logits)) < expit(2 * logits)).astype(float)
+    pairs = ScoredPairs(logits, relevance, [f"q{n // 8}" for n in range(len(logits))])
+    check = held_out_check(RelevanceHead(2.0 * scale, 0.0), pairs)
+    before, after = (check.reports[name].brier for name in ("before", "calibrated"))
+    assert check.change.value == pytest.approx(after - before)
+    assert check.change.verdict(lower_is_better=True) == verdict
+    assert ("no difference is shown" in check.finding) == (verdict == "no difference")
+    assert (check.change.few in check.finding) and bool(check.change.few) == (verdict == "cannot tell")
 
 
 def test_distances_are_named_and_the_sign_is_the_fix(run, tmp_path):

@@ -107,7 +107,10 @@ def test_difference_in_any_case_is_a_fault_and_int8_is_judged_by_its_ranking_alo
     assert ExportResult(EQUAL, {}, None).fault is None
     for case, value in itertools.product(EQUAL, (2e-3, float("nan"))):
         assert ExportResult({**EQUAL, case: value}, {}, None).fault
-    assert ExportResult(EQUAL, {}, LOWER).fault
+    assert ExportResult(EQUAL, {}, LOWER).fault and not ExportResult(EQUAL, {}, LOWER).doubt
+    few = ExportResult(EQUAL, {}, Difference(-0.1, None, None, None, 12))
+    assert few.fault is None and "12 queries; at least 40" in few.doubt
+    assert not ExportResult(EQUAL, {}, None).doubt
     assert ExportResult(dict.fromkeys(EQUAL, 0.02), {}, Difference(-0.1, -0.2, 0.05, 0.2, 40)).fault is None
 
 
@@ -179,7 +182,10 @@ def test_int8_leaves_the_embeddings_of_tokens_and_is_compared_by_ndcg(onnx, save
 
     words = ("--collection", collection, "--out", tmp_path / "int8")
     code, envelope = call(capsys, "export", saved, "--to", "onnx-int8", *words)
-    assert code == 0 and envelope["metrics"]["ndcg"]["queries"] == 3
+    ndcg = envelope["metrics"]["ndcg"]
+    assert code == 0 and (ndcg["queries"], ndcg["low"]) == (3, None)
+    assert (ndcg["verdict"] == "cannot tell") == bool(ndcg["few"])
+    assert [ndcg["few"] in warning for warning in envelope["warnings"]] == [True] * bool(ndcg["few"])
     kinds = {}
     for folder in (onnx[0], tmp_path / "int8"):
         graph = library.load(folder / ONNX_FILE)

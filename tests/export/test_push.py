@@ -153,6 +153,25 @@ def test_card_says_what_the_run_holds_and_no_path(run):
     assert not [word for word in ("secret", "my-company", str(run)) if word in pushed.card]
 
 
+@pytest.mark.parametrize(
+    ("stored", "verdict"),
+    [
+        ({"p_value": 1.0, "few": ""}, "● no difference shown"),
+        ({"p_value": None, "few": "45 queries with one and the same difference"},
+         "? cannot tell (45 queries with one and the same difference)"),
+        ({"few": "9 queries; at least 10"}, "? cannot tell (9 queries; at least 10)"),
+        ({"few": ""}, "● no difference shown"),
+        ({}, "● no difference shown"),
+    ],
+    ids=["all are 0", "a mean of 0", "stored reason", "no p-value", "no reason"],
+)  # fmt: skip
+def test_verdict_of_the_card_is_that_of_the_stored_change(stored, verdict, run):
+    change = {**GAIN, "model": "merged", "mean": 0.0, "low": None, "high": None, **stored}
+    (run / "run.json").write_text(json.dumps({**RUN, "results": {"merge": {"changes": [change]}}}))
+    (row,) = [line for line in push(settings(run), dry_run=True).card.splitlines() if "mine/dev" in line]
+    assert row.split("|")[-2].strip() == verdict
+
+
 def test_card_without_head_and_run_and_with_a_name_of_the_hub_alone_as_base(tiny_model_path, run):
     card = push(settings(tiny_model_path), dry_run=True).card
     assert huggingface_hub.ModelCard(card).data.base_model is None

@@ -1,11 +1,13 @@
 import json
 import shutil
+from dataclasses import asdict, replace
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
 from bixse.data.collection import Collection, Document, save_collection
@@ -16,6 +18,7 @@ from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.relevance_model import save_whole, set_instructions
 from bixse.encoders.weights import interpolate, trained_weights
 from bixse.errors import InputError, ModelError, OutputExistsError
+from bixse.evaluation.statistics import paired_difference
 from bixse.progress import Progress
 from bixse.search.store import EmbeddingStore
 from bixse.training.config import MergeConfig, MergeModelsConfig
@@ -212,6 +215,17 @@ class TestUndecided:
         guard = {w: 0.5 if w in (0.0, *kept) else 0.4 for w in self.TIED}
         result = chosen({w: {"dev": of, "guard": around(guard[w])} for w, of in self.TIED.items()})
         assert result.weight == weight and result.undecided and result.keeps_guard
+        assert ("highest below" in result.card()) == (weight < 0.5), "0.8 is no nearer than 0.2"
+
+    def test_without_a_guard_none_is_named(self):
+        result = chosen({w: {"dev": around(0.5 + 0.01 * w, 0.1 * w)} for w in (0.0, 0.2, 0.7)})
+        assert result.undecided and result.weight == 0.7 and "keeps" not in " ".join(result.warnings())
+
+    def test_each_dev_collection_needs_queries_since_each_counts_the_same(self):
+        """45 queries of noise, and one query that alone would choose the weight 1."""
+        scores = {w: {"a": around(0.5, 0.1 * w), "b": {"q": 0.2 + 0.5 * w}} for w in self.TIED}
+        result = chosen({w: {**of, "a": dict(of["a"]) | {f"r{n}": 0.5 for n in range(5)}} for w, of in scores.items()})
+        assert result.weight == 0.5 and result.undecided == "b: 1 query; at least 40"
 
     def test_a_base_model_that_is_worse_than_all_is_a_choice_of_the_smallest(self):
         """The smallest weight has the whole gain: dev tells the base model from the others."""
@@ -220,6 +234,15 @@ class TestUndecided:
 
     def test_a_given_weight_is_no_choice(self):
         assert chosen({0.0: {"dev": around(1.0)}, 0.2: {"dev": around(1.0)}}).undecided == ""
+
+
+def test_a_change_holds_the_difference_and_older_records_without_a_p_value_are_read():
+    base = around(0.5, 0.1)
+    for scores in (base, around(0.52, 0.2), dict.fromkeys(base, 0.6)):
+        gap, change = paired_difference(scores, base), _change("dev", "dev", "merged", scores, base)
+        assert (change.mean, change.low, change.p_value, change.few) == (gap.mean, gap.low, gap.p_value, gap.few)
+        older = {name: value for name, value in asdict(change).items() if name != "p_value"}
+        assert TypeAdapter(Change).validate_python(older) == replace(change, p_value=None)
 
 
 class TestPool:

@@ -320,7 +320,9 @@ def test_agreement_counts_labels_by_how_they_were_drawn(tmp_path, open_server):
         if done == 24:
             few = server.workspace.agreement
             assert few.kappa.low is None and "at least 20" in few.verdict and "chance" not in few.verdict
-            assert few.verdict in browser.get("/label").text and few.left(0.1) is None
+            text = browser.get("/label").text
+            assert few.verdict in text and few.left(0.1) is None
+            assert text.count(few.kappa.few) == 3, "the verdict, and in place of two intervals"
         page = browser.get("/label").text
         number = int(forms(page)[0]["document_id"][-1])
         label(browser, str(number if number else 3), page)  # the judge gives 0 where people say 3

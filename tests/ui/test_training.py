@@ -22,7 +22,17 @@ CHANGE = {"collection": "<b>dev", "role": "dev", "model": "merged", "mean": -0.0
 MERGE = {
     "weight": 0.5,
     "points": [{"weight": w, "scores": {"<b>dev": 0.5 + w / 9}} for w in (0, 0.5, 1)],
-    "changes": [CHANGE, {**CHANGE, "collection": "<i>guard", "role": "guard", "low": None, "high": None}],
+    "changes": [
+        CHANGE,
+        {
+            **CHANGE,
+            "collection": "<i>guard",
+            "role": "guard",
+            "low": None,
+            "high": None,
+            "few": "9 queries; at least 40",
+        },
+    ],
     "undecided": "7 queries; at least 40",
 }
 
@@ -98,6 +108,7 @@ def test_finished_training_shows_its_merge(trained, open_server):
     assert "hx-get" not in html and "[−0.030, −0.010]" in html and "Step 2: finished" in html
     page = Page(html)
     page.check_served()
+    assert "9 queries; at least 40" in page.text
     assert "<b>dev" in page.text and "Dev has not chosen it (7 queries; at least 40)" in page.text
     assert "weight of the tuned model" in browser.get("/training/merge.svg").text
 

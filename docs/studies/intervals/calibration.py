@@ -59,16 +59,21 @@ def main(samples: int) -> None:
             for of in (pair_sample(20_000, slope) for _ in range(3))
         ]
         truths = [np.mean([getattr(report, name) for report in large]) for name in ("brier", "ece")]
-        held = np.zeros((len(QUERIES), 2))
+        shares = np.zeros((len(QUERIES), 2))
         for row, queries in enumerate(QUERIES):
+            held: list[list[bool]] = [[], []]
             for _ in range(samples):
                 p, z, query = pair_sample(queries, slope)
                 report = calibration_report(p, z, query.tolist(), seed=int(RNG.integers(1 << 30)))
-                ends = (report.brier_interval, report.ece_interval)
-                held[row] += [low <= truth <= high for (low, high), truth in zip(ends, truths, strict=True)]
-        for name, truth, shares in zip(("Brier score", "ECE"), truths, (held / samples).T, strict=True):
-            print(f"| {name} {truth:.3f} | {' | '.join(f'{share:.3f}' for share in shares)} |", flush=True)
+                for cell, (low, high), truth in zip(
+                    held, (report.brier_interval, report.ece_interval), truths, strict=True
+                ):
+                    if low is not None:  # only shown intervals count
+                        cell.append(low <= truth <= high)
+            shares[row] = [np.mean(cell) if cell else np.nan for cell in held]
+        for name, truth, row_of in zip(("Brier score", "ECE"), truths, shares.T, strict=True):
+            print(f"| {name} {truth:.3f} | {' | '.join(f'{share:.3f}' for share in row_of)} |", flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4000)

@@ -12,7 +12,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bixse.calibration.calibrate_settings import POSITIVE_FROM
-from bixse.calibration.reliability import Auc, auc, calibration_report, reweight_to_prevalence
+from bixse.calibration.reliability import Auc, auc, brier_change, calibration_report, reweight_to_prevalence
 from bixse.data.collection import load_collection
 from bixse.data.graded_pairs import with_random_negatives
 from bixse.data.joined import Unjoined
@@ -22,7 +22,7 @@ from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.platt import checked, fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.statistics import numbered_queries, wilson_interval
-from bixse.results import UNITS_FROM, CalibrationReport, Interval, too_few
+from bixse.results import UNITS_FROM, CalibrationReport, Interval, IntervalEstimate, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -252,6 +252,8 @@ class HeldOutCheck:
 
     auc: Auc | None = None
     """AUC of one threshold for all queries; None for pairs of one kind."""
+    change: IntervalEstimate | None = None
+    """Brier score minus that before (without a head: that of the constant), paired by query; not in older files."""
 
     @property
     def calibrated(self) -> CalibrationReport:
@@ -285,6 +287,13 @@ class HeldOutCheck:
         }[verdict]
 
     @property
+    def doubt(self) -> str:
+        """The reason why a lower Brier score is no verdict, or ""."""
+        if self.change is None or self.change.verdict(lower_is_better=True) in ("better", "worse"):
+            return ""
+        return f"cannot tell: {self.change.few}" if self.change.few else "no difference is shown"
+
+    @property
     def finding(self) -> str:
         """The result of the check, in words."""
         if self.auc is not None and self.auc.verdict != "better":
@@ -302,7 +311,8 @@ class HeldOutCheck:
                 f"{score:.{digits}f}, and that of the constant {constant:.{digits}f}"
             )
         than = "than before" if "before" in self.reports else "than that of a constant"
-        return f"its Brier score on held-out queries is {'lower' if self.helps else 'not lower'} {than}"
+        doubt = self.doubt and f"; {self.doubt}"
+        return f"its Brier score on held-out queries is {'lower' if self.helps else 'not lower'} {than}{doubt}"
 
 
 @dataclass(frozen=True)
@@ -363,7 +373,10 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
         reports["refitted"] = measured(fitted)
         fitted = fitted.at_prior(prior)
     reports["calibrated"] = measured(fitted)
-    return HeldOutCheck(float(np.average(observed, weights=weights)), reports, pairs.auc())
+    base_rate = float(np.average(observed, weights=weights))
+    earlier = np.full(len(observed), base_rate) if head is None else head.probability(cosines[held])
+    change = brier_change(fitted.probability(cosines[held]), earlier, observed, ids, weights)
+    return HeldOutCheck(base_rate, reports, pairs.auc(), change)
 
 
 def choose_thresholds(

@@ -11,7 +11,6 @@ from bixse.encoders.platt import checked
 from bixse.errors import InputError
 from bixse.evaluation.statistics import (
     ROUNDING,
-    interval_bounds,
     jackknife_estimate,
     numbered_queries,
     query_draws,
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
     from bixse.evaluation.statistics import Floats
     from bixse.results import Bounds, Verdict
 
-_LIKELY = 0.965
-"""Share of sums in the middle with which the interval of the calibration error covers 92 to 98 % of the true ones."""
+_LIKELY = (0.01, 0.975)
+"""Quantiles of sums between which the interval of the calibration error covers 92 to 98 % of the true ones. Near a true
+error of 0, only the upper one can miss."""
 
 
 def brier(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
@@ -108,25 +108,52 @@ def calibration_report(
     query, queries = numbered_queries(query_ids, len(predicted))
     entries = query * bins + _bin_of(predicted, bins)
     gaps = np.bincount(entries, weights=counted * (predicted - observed), minlength=queries * bins).reshape(-1, bins)
-    errors = np.bincount(query, weights=counted * (predicted - observed) ** 2)
     sizes = np.bincount(query, weights=counted)
-    mass = sizes.sum()
     base_rate = float(np.average(observed, weights=counted))
     brier_score, error = brier(p, z, weights), expected_calibration_error(p, z, bins, weights)
-    few = too_few(queries, least=UNITS_FROM)
-    interval = jackknife_estimate(brier_score, quotient(errors.sum() - errors, mass - sizes), few)
+    interval = _over_queries((predicted - observed) ** 2, query_ids, counted)
     drawn = np.concatenate([times @ gaps / (times @ sizes)[:, None] for times in query_draws(queries, samples, seed)])
+    few = too_few(queries, least=UNITS_FROM)
+    ece_interval = (None, None) if few else _gaps_interval(gaps.sum(axis=0) / sizes.sum(), drawn)
+    few = few if few or ece_interval[0] is not None else "no noise of queries, or smaller than it"
     return CalibrationReport(
         pairs=len(predicted),
         queries=queries,
         brier=brier_score,
-        brier_interval=(interval.low, interval.high),
+        brier_interval=_shares(interval.low, interval.high),
         ece=error,
-        ece_interval=(None, None) if few else _gaps_interval(gaps.sum(axis=0) / mass, drawn),
+        ece_interval=ece_interval,
         base_rate_brier=float(np.average((observed - base_rate) ** 2, weights=counted)),
         curve=reliability_curve(predicted, observed, bins, counted),
         units=min(queries, round(float(observed.sum())), round(float((1 - observed).sum()))),
+        brier_few=interval.few,
+        ece_few=few,
     )
+
+
+def brier_change(
+    p: npt.ArrayLike,
+    other: npt.ArrayLike,
+    z: npt.ArrayLike,
+    query_ids: Sequence[str],
+    weights: npt.ArrayLike | None = None,
+) -> IntervalEstimate:
+    """Return the Brier score of `p` minus that of `other`, paired by query; arguments as for `calibration_report`."""
+    predicted, observed, counted = checked(p, z, weights)
+    return _over_queries((predicted - observed) ** 2 - (np.asarray(other) - observed) ** 2, query_ids, counted)
+
+
+def _over_queries(values: Floats, query_ids: Sequence[str], weights: Floats) -> IntervalEstimate:
+    """Return the weighted mean over pairs, with an interval from 20 queries on."""
+    query, queries = numbered_queries(query_ids, len(values))
+    sums, sizes = (np.bincount(query, weights=each) for each in (weights * values, weights))
+    left_out = quotient(sums.sum() - sums, sizes.sum() - sizes)
+    return jackknife_estimate(float(sums.sum() / sizes.sum()), left_out, too_few(queries, least=UNITS_FROM))
+
+
+def _shares(low: float | None, high: float | None) -> Bounds:
+    """Return the ends of an interval, cut to [0, 1], where the figure lies."""
+    return None if low is None else max(low, 0.0), None if high is None else min(high, 1.0)
 
 
 class Auc(NamedTuple):
@@ -175,7 +202,7 @@ def auc(scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str]
     if few:
         return Auc(value, None, None, few)
     if not 0 < wins < number:  # no variance: a query counts as one pair
-        return Auc(value, *wilson_interval(value * units, units))
+        return Auc(value, *_shares(*wilson_interval(value * units, units)))
     # the area without each query: without the wins of its documents, of which those within it were taken twice
     within = _weight_below(np.unique(query * len(level) + level, return_inverse=True)[1], 1 - labels)
     within -= (np.cumsum(misses) - misses)[query]
@@ -222,13 +249,14 @@ def _gaps_interval(gaps: Floats, drawn: Floats) -> Bounds:
     The true gaps are taken as a multiple of the observed ones. The interval holds the multiples under which the
     observed sum lies in the middle of the sums with the noise of the resamples.
     """
-    if np.ptp(drawn, axis=0).max() <= ROUNDING:
-        return None, None
     total, multiples = np.abs(gaps).sum(), np.linspace(0, 2, 201)
     sums = [np.abs(multiple * gaps + (drawn - gaps)).sum(axis=1) for multiple in multiples]
-    low, high = np.quantile(sums, interval_bounds(_LIKELY), axis=1)
+    low, high = np.quantile(sums, _LIKELY, axis=1)
     likely = multiples[(low <= total) & (total <= high)]
-    return float(likely.min(initial=1) * total), float(likely.max(initial=1) * total)
+    if total <= ROUNDING or not likely.size or np.ptp(drawn, axis=0).max() <= ROUNDING:
+        return None, None
+    half = multiples[1] / 2  # each end lies between two multiples
+    return _shares(float((likely.min() - half) * total), float((likely.max() + half) * total))
 
 
 def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:

@@ -51,6 +51,12 @@ class ExportResult:
             return None
         return f"embeddings differ from those of torch by {max(self.differences.values()):.2g} (1 - cosine)"
 
+    @property
+    def doubt(self) -> str:
+        """The reason for which an int8 graph is kept without a verdict, or ""."""
+        few = "" if self.ndcg is None else self.ndcg.few
+        return few and f"the graph is kept since it cannot be told whether its nDCG@10 is lower: {few}"
+
 
 def export(settings: ExportSettings, out: str | Path, progress: ProgressBars | None = None) -> ExportResult:
     """Write encoder, pooling and normalisation as one graph to `out`, unless it differs from the model in torch.

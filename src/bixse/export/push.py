@@ -20,6 +20,8 @@ from bixse.results import Difference
 from bixse.training.config import MODEL_FOLDER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bixse.export.export_settings import PushSettings
 
 CARD_FILE = "README.md"
@@ -125,20 +127,23 @@ def model_card(folder: Path, name: str) -> str:
         base_model=base if base.count("/") == 1 and HUB_NAME.fullmatch(base) and not of_a_folder else None,
     )
     changes = (run.get("results", {}).get("merge") or {}).get("changes", ())
-    differences = [
-        Difference(each["mean"], each["low"], each["high"], None if each["mean"] else 1.0, each["queries"])
-        for each in changes
-    ]
     card = ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("card.j2")),
         name=name,
         head=RelevanceHead.load(folder),
-        changes=[(change, format_verdict(gap)) for change, gap in zip(changes, differences, strict=True)],
+        changes=[(change, _verdict(change)) for change in changes],
         run=run,
         settings=yaml.safe_dump(_public(settings), sort_keys=False),
     )
     return str(card)
+
+
+def _verdict(change: Mapping[str, Any]) -> str:
+    """Return the verdict on a stored change; older records have no p-value or reason."""
+    p_value = change.get("p_value", None if change["mean"] else 1.0)
+    gap = Difference(change["mean"], change["low"], change["high"], p_value, change["queries"])
+    return format_verdict(gap, change.get("few"))
 
 
 def _public(settings: Any) -> Any:

@@ -27,15 +27,16 @@ def metric_title(metric: str) -> str:
     return {"ndcg": "nDCG", "mrr": "MRR", "map": "MAP"}.get(name, name) + at + cutoff
 
 
-def format_verdict(difference: Difference) -> str:
-    """A verdict with its sign, and the reason if there is none.
+def format_verdict(difference: Difference, few: str | None = None) -> str:
+    """A verdict with its sign, and the reason if there is none; `few` is the reason that was stored, "" for none.
 
     Example:
         >>> from bixse.results import Difference
         >>> format_verdict(Difference(0.1, None, None, None, queries=12))
         '? cannot tell (12 queries; at least 40)'
     """
-    return VERDICT_WORDS[difference.verdict] + (f" ({difference.few})" if difference.few else "")
+    few = difference.few if few is None else few
+    return f"{VERDICT_WORDS['cannot tell']} ({few})" if few else VERDICT_WORDS[difference.verdict]
 
 
 def format_number(value: float | None, digits: int = 3) -> str:

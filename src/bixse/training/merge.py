@@ -55,6 +55,8 @@ class Change:
     queries: int
     few: str = ""
     """Why the sample carries no verdict, see `Difference.few`."""
+    p_value: float | None = None
+    """See `Difference.p_value`; older records have none."""
 
 
 @dataclass(frozen=True)
@@ -148,24 +150,24 @@ class MergeResult:
         return [*lines, self._undecided_line() if self.undecided else by_dev]
 
     def _undecided_line(self) -> str:
-        nearest = f", the candidate nearest to {HALF:g} that keeps guard" * (self.weight != HALF)
-        return f"dev has not chosen ({self.undecided}): {self.weight:g} is taken{nearest}"
+        guarded = " that keeps the guard" * bool(self._of("guard"))
+        which = (
+            f"the highest below {HALF:g}" if guarded and self.weight < HALF else f"the candidate nearest to {HALF:g}"
+        )
+        why = f", {which}{guarded}" * (self.weight != HALF)
+        return f"dev has not chosen ({self.undecided}): {self.weight:g} is taken{why}"
 
     def _dev(self, point: MergePoint) -> float:
-        return float(np.mean([point.scores[name] for name in self._of("dev")]))
+        return _on_dev(point, self._of("dev"))
 
     def _of(self, role: Role) -> list[str]:
         return list(dict.fromkeys(change.collection for change in self.changes if change.role == role))
 
-    def _losses(self, point: MergePoint) -> dict[str, float]:
-        """Return guard collection -> loss of nDCG@10 against the base model."""
-        return {name: self.points[0].scores[name] - point.scores[name] for name in self._of("guard")}
-
     def _keeps(self, point: MergePoint) -> bool:
-        return all(loss <= self.tolerance for loss in self._losses(point).values())
+        return _largest_loss(point, self.points[0], self._of("guard"))[0] <= self.tolerance
 
     def _worst_guard(self, point: MergePoint) -> str:
-        name, loss = max(self._losses(point).items(), key=lambda entry: entry[1])
+        loss, name = _largest_loss(point, self.points[0], self._of("guard"))
         return f"{loss:.4f} on guard {name}"
 
     def card(self) -> str:
@@ -284,34 +286,44 @@ def _choose(
     dev = [name for name, role in roles.items() if role == "dev"]
     guards = [name for name, role in roles.items() if role == "guard"]
 
-    def figure(weight: float) -> float:
-        return float(np.mean([_mean(scores[weight][name]) for name in dev]))
-
-    def worst_guard(weight: float) -> float:
-        return min((_mean(scores[weight][name]) - _mean(scores[0.0][name]) for name in guards), default=0.0)
-
+    points = {
+        weight: MergePoint(weight, {name: _mean(of_query) for name, of_query in values.items()})
+        for weight, values in scores.items()
+    }
     candidates = sorted(set(weights))
-    keeping = [weight for weight in candidates if worst_guard(weight) >= -tolerance]
-    best = max(keeping or candidates, key=figure)
-    points = []
+    losses = {weight: _largest_loss(points[weight], points[0.0], guards)[0] for weight in candidates}
+    keeping = [weight for weight in candidates if losses[weight] <= tolerance]
+    best = max(keeping or candidates, key=lambda weight: _on_dev(points[weight], dev))
     for weight, values in scores.items():
         differences = [paired_differences(scores[best][name], values[name]) for name in dev]
-        means = {name: _mean(of_query) for name, of_query in values.items()}
         below = float(np.mean([of_query.mean() for of_query in differences]))  # 0 for equal weights, figures round
-        points.append(MergePoint(weight, means, below, _standard_error(differences)))
+        points[weight] = replace(points[weight], below_best=below, error=_standard_error(differences))
     if not keeping:
-        return points, max(candidates, key=worst_guard), ""
+        return list(points.values()), min(candidates, key=losses.__getitem__), ""
     # the base model too: if it is worse than all of them, the smallest weight has the whole gain
-    compared = [point for point in points if point.weight in (0.0, *keeping)]
-    undecided = too_few(sum(len(scores[0.0][name]) for name in dev))
+    compared = [point for weight, point in points.items() if weight in (0.0, *keeping)]
+    # each dev collection counts the same in the mean, however many queries it has
+    undecided = next((f"{name}: {few}" for name in dev if (few := too_few(len(scores[0.0][name])))), "")
     if not any(point.below_best for point in compared):
         undecided = "all weights have the same nDCG@10"
     elif not undecided and all(abs(point.below_best) <= point.error for point in compared):
         undecided = "no weight differs from the best by more than its standard error"
     if undecided and len(candidates) > 1:
         nearest = min(candidates, key=lambda weight: abs(weight - HALF))
-        return points, max((w for w in keeping if w <= nearest), default=keeping[0]), undecided
-    return points, next(p.weight for p in points if p.weight in keeping and p.below_best <= p.error), ""
+        chosen = max((weight for weight in keeping if weight <= nearest), default=keeping[0])
+    else:
+        undecided, chosen = "", next(w for w in keeping if points[w].below_best <= points[w].error)
+    return list(points.values()), chosen, undecided
+
+
+def _on_dev(point: MergePoint, dev: Sequence[str]) -> float:
+    return float(np.mean([point.scores[name] for name in dev]))
+
+
+def _largest_loss(point: MergePoint, base: MergePoint, guards: Sequence[str]) -> tuple[float, str]:
+    """Return the largest loss of nDCG@10 against the base model, and the guard collection; 0 without one."""
+    losses = [(base.scores[name] - point.scores[name], name) for name in guards]
+    return max(losses, key=lambda entry: entry[0], default=(0.0, ""))
 
 
 def _standard_error(differences: Sequence[Floats]) -> float:
@@ -322,7 +334,7 @@ def _standard_error(differences: Sequence[Floats]) -> float:
 
 def _change(name: str, role: Role, model: Any, scores: Mapping[str, float], base: Mapping[str, float]) -> Change:
     change = paired_difference(scores, base)
-    return Change(name, role, model, change.mean, change.low, change.high, change.queries, change.few)
+    return Change(name, role, model, change.mean, change.low, change.high, change.queries, change.few, change.p_value)
 
 
 def _mean(scores: Mapping[str, float]) -> float:

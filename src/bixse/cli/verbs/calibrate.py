@@ -76,7 +76,7 @@ def _saved_line(result: CalibrateResult) -> str:
         return f"not kept: {finding}; thresholds of the unchanged probabilities are saved: {saved}"
     share = result.head.prior if result.head is not None else None
     meant = f"\nthe probabilities are for documents of which a share of {share:.4g} is relevant" if share else ""
-    return f"saved: {saved}{meant}"
+    return f"saved: {saved}{meant}" + f"\n{finding}" * bool(result.check.doubt)
 
 
 def _figures(report: CalibrationReport) -> list[str]:
@@ -84,7 +84,8 @@ def _figures(report: CalibrationReport) -> list[str]:
 
     digits = 3 if report.base_rate_brier >= 0.01 else 6  # if few pairs are relevant, Brier scores are small
     brier, ece, constant = (format_number(v, digits) for v in (report.brier, report.ece, report.base_rate_brier))
-    ends = [format_interval(*interval, digits=digits) for interval in (report.brier_interval, report.ece_interval)]
+    intervals = (report.brier_interval, report.brier_few), (report.ece_interval, report.ece_few)
+    ends = [format_interval(*interval, digits=digits) or few for interval, few in intervals]
     return [brier, ends[0], ece, ends[1], constant]
 
 

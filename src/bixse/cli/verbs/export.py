@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.export.export_settings import ExportSettings, PushSettings
@@ -15,12 +16,14 @@ def run_export(settings: ExportSettings, options: Options) -> CommandResult:
     from bixse.report.table import format_interval, format_table, format_verdict
 
     result = export(settings, options.folder, progress_bar)
+    metrics: dict[str, Any] = asdict(result)
     rows = [[f"1 - cosine, {name}", f"{value:.1e}"] for name, value in result.differences.items()]
     rows += [[f"speed, {name}", f"{torch / graph:.2f} x"] for name, (torch, graph) in result.seconds.items()]
     if (ndcg := result.ndcg) is not None:
         ends = format_interval(ndcg.low, ndcg.high, signed=True, digits=4)
         rows.append([f"nDCG@10, {ndcg.queries} queries", f"{ndcg.mean:+.4f} {ends} {format_verdict(ndcg)}"])
-    text, metrics = format_table(rows, [f"{settings.to} against torch", ""]), asdict(result)
+        metrics["ndcg"] |= {"verdict": ndcg.verdict, "few": ndcg.few}
+    text = format_table(rows, [f"{settings.to} against torch", ""])
     if result.fault is not None and not settings.anyway:
         why = (
             f"refused, nothing is written: {result.fault}; expected what the model computes; fix: another --to, or "
@@ -28,6 +31,7 @@ def run_export(settings: ExportSettings, options: Options) -> CommandResult:
         )
         return CommandResult(text, metrics, errors=[why], exit_code=1)
     warnings = [f"written anyway: {result.fault}"] if result.fault is not None else []
+    warnings += [result.doubt] if result.doubt else []
     return CommandResult(f"{text}\n\nsaved: {options.folder}", metrics, {"folder": str(options.folder)}, warnings)
 
 
