@@ -188,7 +188,8 @@ class InvalidFileError(InputError):
         lines: dict[object, str] = {}
         for alike in sorted(self._alike, key=lambda alike: self._alike[alike][0].row or 0):
             fault = self._alike[alike][0]
-            names = self._accepted.get(fault.column or "", ()) if fault.got == _NOTHING else ()
+            column = fault.column or ""
+            names = self._accepted.get(column, (column,)) if fault.got == _NOTHING else ()
             if names and self.columns and not self.columns.keys() & set(names):  # then no row has it
                 got = f"columns {shorten(', '.join(self.columns), 120)}"
                 fix = fault.fix if fault.fix.startswith("rename") else f"rename or add {fault.column!r}"

@@ -155,6 +155,7 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
 
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
+    from bixse.data.joined import QueryCounts
     from bixse.evaluation.gate import gate, read_baseline
     from bixse.evaluation.tasks import collection_task
     from bixse.lab.suites.suite_run import compare_on_task
@@ -169,7 +170,7 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     evaluations = [scores[task.name] for scores in result.scores.values()]
     warnings = list(dict.fromkeys(line for each in evaluations for line in each.warnings))
     counts = {each.queries: None for each in evaluations}
-    queries = next(iter(counts)) if len(counts) == 1 else next(iter(counts))._replace(unanswered=0)
+    queries = next(iter(counts)) if len(counts) == 1 else QueryCounts(*next(iter(counts))[:2])
     heading = f"{settings.collection} ({settings.split}, {queries}"
     metrics, names = result.plain(), {"results": "results.json"}
     if len(systems) == 1:
