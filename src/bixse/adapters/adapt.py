@@ -20,7 +20,7 @@ from bixse.data.run import open_run
 from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError, InvalidFileError
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run, mean
-from bixse.evaluation.statistics import difference_of, paired_differences
+from bixse.evaluation.statistics import difference_of, paired_differences, third_moment
 from bixse.files.files import hash_files, write_atomically
 from bixse.files.rows import read_blocks, read_rows
 from bixse.files.values import FileColumn
@@ -232,8 +232,8 @@ def cross_difference(scores: Mapping[_Candidate, dict[str, float]], seed: int) -
             split[half] = gains[_best(scores, [queries[position] for position in other])][half]
     means = chosen.mean(axis=0)
     error = math.sqrt(float(chosen.var(axis=1, ddof=1).mean()) / len(queries))
-    third = float(((means - means.mean()) ** 3).mean()) / len(queries) ** 2
-    return difference_of(float(means.mean()), error, len(queries) - 1, third / error**3 if error else 0.0, len(queries))
+    skewness = third_moment(means) / error**3 if error else 0.0
+    return difference_of(float(means.mean()), error, len(queries) - 1, skewness, len(queries))
 
 
 def save_adapter(path: Path, down: Tensor, up: Tensor, scale: float, bias: float, vectors_of: str) -> None:

@@ -9,7 +9,6 @@ count of each query.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -38,21 +37,6 @@ SKEWED_SHARE = 0.4
 def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
     """Yield the counts of each query in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all."""
     check_samples(samples)
-    if queries * samples <= _BLOCK_SIZE:
-        yield _remembered_draws(queries, samples, seed)
-    else:
-        yield from _draws(queries, samples, seed)
-
-
-@lru_cache(maxsize=2)
-def _remembered_draws(queries: int, samples: int, seed: int) -> Floats:
-    """Return cached, read-only draws, since several figures of the same queries need the same resamples."""
-    (draws,) = _draws(queries, samples, seed)
-    draws.flags.writeable = False  # the cache hands out the same array again
-    return draws
-
-
-def _draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
     generator = np.random.default_rng(seed)
     for rows in block_sizes(queries, samples):
         drawn = generator.integers(0, queries, size=(rows, queries)) + np.arange(rows)[:, None] * queries
@@ -241,8 +225,13 @@ def _scatter(strata: Sequence[Floats], weights: Sequence[float]) -> tuple[float,
     variances = [float(w**2 * v / n) for v, w, n in zip(scatter, weights, sizes, strict=True)]
     total = sum(variances)
     parts = sum(part**2 / max(size - 1, 1) for part, size in zip(variances, sizes, strict=True))
-    third = sum(w**3 * ((v - v.mean()) ** 3).mean() / len(v) ** 2 for v, w in zip(strata, weights, strict=True))
-    return math.sqrt(total), total**2 / parts, float(third) / total**1.5
+    third = sum(weight**3 * third_moment(values) for values, weight in zip(strata, weights, strict=True))
+    return math.sqrt(total), total**2 / parts, third / total**1.5
+
+
+def third_moment(values: Floats) -> float:
+    """Return the third central moment of the mean of (Q,) values; over the cubed standard error it is its skewness."""
+    return float(((values - values.mean()) ** 3).mean()) / len(values) ** 2
 
 
 def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, seed: int = 0) -> float:

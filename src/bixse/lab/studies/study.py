@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from bixse.errors import ConfigError, InputError, did_you_mean
-from bixse.evaluation.statistics import ROUNDING, difference_of, worth_of
+from bixse.evaluation.statistics import ROUNDING, difference_of, third_moment, worth_of
 from bixse.lab.experiments import Arm
 from bixse.lab.lab_config import merged
 from bixse.lab.studies.measures import train_and_score
@@ -268,12 +268,11 @@ def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, f
     seeds, queries = table.shape
     of_queries = table.mean(axis=0)
     by_query = float(np.var(of_queries, ddof=1)) / queries
-    third = float(((of_queries - of_queries.mean()) ** 3).mean()) / queries**2
     shared = 0.0
     if seeds > 1:
         rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
         shared = float((rest**2).sum()) / ((seeds - 1) * (queries - 1)) / (seeds * queries)
-    return by_query / collections**2, shared / collections**2, third / collections**3, queries - 1
+    return by_query / collections**2, shared / collections**2, third_moment(of_queries) / collections**3, queries - 1
 
 
 def _strata(queries: Sequence[str]) -> list[str]:

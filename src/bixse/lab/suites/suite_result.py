@@ -59,7 +59,7 @@ class TestedDifference:
 
 def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | None = None) -> list[TestedDifference]:
     """Compare every pair of systems on the same queries. Tasks of one group in `group_of` count as one task."""
-    # queries are resampled within tasks: the intervals cover the choice of queries, not the choice of tasks
+    # each task has the scatter of its own queries: the intervals cover the choice of queries, not the choice of tasks
     pairs = [_compare(a, b, values[a], values[b], group_of or {}) for a, b in combinations(values, 2)]
     p_values = holm([pair.randomisation_p for pair in pairs])
     by_task = iter(holm([task.randomisation_p for pair in pairs for task in pair.tasks]))
