@@ -49,7 +49,7 @@ VERBS = {
     "grade audit": ("grade:AUDIT", "compare a judge's grades with human labels"),
     "grade calibrate": ("grade:CALIBRATE", "fit and check a map from a judge's grades to probabilities of relevance"),
     "grade rank": ("grade:RANK", "rank candidates by a judge's grades, and score the ranking"),
-    "train": ("train:TRAIN", "train an encoder, or another kind of model, on your graded pairs"),
+    "train": ("train:TRAIN", "train an encoder on your graded pairs"),
     "merge": ("train:MERGE", "average the weights of models, such as a base model and one trained from it"),
     "sweep": ("lab:SWEEP", "train over a grid of settings, and rank them on dev"),
     "study": (
