@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bixse.losses.tiles.products import (
+    KERNEL_TILE_BYTES,
     TILE_SIDE,
     add_outer,
     add_product,
+    has_kernel,
     known_parts,
     multiply,
     product_dtype,
@@ -23,10 +25,11 @@ from bixse.losses.tiles.products import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from bixse.encoders.loading.precision import Setting
     from bixse.losses.targets import GradedTargets
+    from bixse.losses.tiles.kernel import KernelTiles
 
 Reduction = Literal["query", "mean"]
 """"query" divides the sum over entries by B (the paper's), "mean" by the number of entries that count."""
@@ -68,10 +71,11 @@ def graded_bce(
     scale = torch.as_tensor(logit_scale, dtype=dtype, device=queries.device).reshape(())
     bias = torch.as_tensor(logit_bias, dtype=dtype, device=queries.device).reshape(())
     height, width = TILE_SIDE, TILE_SIDE
-    if queries.device.type != "cpu":
-        size = DeviceTiles.bytes_per_entry[rounded]
-        height, width = tile_shape(len(queries), len(documents), size, tile_bytes(queries.device))
-    shape = (tile_rows or height, tile_columns or width)
+    if _in_kernel(queries.device, rounded):
+        height, width = tile_shape(*targets.shape, 2, min(KERNEL_TILE_BYTES, tile_bytes(queries.device)))
+    elif queries.device.type != "cpu":
+        height, width = tile_shape(*targets.shape, DeviceTiles.bytes_per_entry[rounded], tile_bytes(queries.device))
+    shape = (max(1, min(tile_rows or height, len(queries))), max(1, min(tile_columns or width, len(documents))))
     with without_autocast(queries.device):
         loss: Tensor = _GradedBCE.apply(  # type: ignore[no-untyped-call]
             queries.to(dtype), documents.to(dtype), scale, bias, targets, reduction, shape, rounded
@@ -82,6 +86,10 @@ def graded_bce(
 def _on_host(embeddings: Tensor, rounded: torch.dtype) -> bool:
     """Return True if the CPU tiles, which read numbers at no cost, are faster and as exact."""
     return embeddings.device.type == "cpu" and rounded == embeddings.dtype
+
+
+def _in_kernel(device: torch.device, rounded: torch.dtype) -> bool:
+    return rounded == torch.bfloat16 and has_kernel(device)
 
 
 class _GradedBCE(torch.autograd.Function):
@@ -99,23 +107,34 @@ class _GradedBCE(torch.autograd.Function):
         shape: tuple[int, int],
         rounded: torch.dtype,
     ) -> Tensor:
-        sums = Sums.zeros(queries, documents, ctx.needs_input_grad[:4])
-        if _on_host(queries, rounded):
+        wanted, on_host = ctx.needs_input_grad[:4], _on_host(queries, rounded)
+        # other devices overwrite the gradients, if there is an entry
+        sums = Sums.zeros(
+            queries,
+            documents,
+            wanted,
+            torch.empty_like if math.prod(targets.shape) and not on_host else torch.zeros_like,
+        )
+        if on_host:
             add_host_tiles(sums, queries, documents, scale, bias, targets, shape)
         else:
             add_tiles(sums, queries, documents, scale, bias, targets, rounded, shape)
         count: Tensor | int = max(1, len(queries))
         if reduction == "mean":
             count = targets.number_counted().clamp(min=1)
-        ctx.save_for_backward(*sums.gradients(queries, scale, count, ctx.needs_input_grad[:4]))
-        return (sums.value / count).to(queries.dtype)
+        loss, grad_bias = (part.to(queries.dtype, copy=True) for part in (sums.totals / count).unbind())
+        ctx.save_for_backward(*sums.gradients(queries, scale, count, wanted), grad_bias if wanted[3] else None)
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
-        gradients = ctx.saved_tensors
+        gradients = [*ctx.saved_tensors]
         if grad_output.device.type != "cpu" or float(grad_output) != 1.0:  # reading it would make a GPU wait
-            gradients = [gradient * grad_output if gradient is not None else None for gradient in gradients]
+            present = [number for number, gradient in enumerate(gradients) if gradient is not None]
+            scaled = torch._foreach_mul([gradients[number] for number in present], grad_output)
+            for number, gradient in zip(present, scaled, strict=True):
+                gradients[number] = gradient
         return (*gradients, None, None, None, None)
 
 
@@ -123,10 +142,8 @@ class _GradedBCE(torch.autograd.Function):
 class Sums:
     """Sums over the entries; the scale has not yet multiplied the embeddings' gradients."""
 
-    value: Tensor
-    """Sum of softplus(s) - z s, float64."""
-    bias: Tensor
-    """Sum of sigma(s) - z, float64."""
+    totals: Tensor
+    """(2,) sums of softplus(s) - z s and of sigma(s) - z, float64."""
     queries: Tensor | None
     """(B, D) sum of (sigma - z) d; None if not wanted."""
     documents: Tensor | None
@@ -134,31 +151,44 @@ class Sums:
     with_gradients: bool = True
 
     @classmethod
-    def zeros(cls, queries: Tensor, documents: Tensor, wanted: tuple[bool, bool, bool, bool]) -> Sums:
+    def zeros(
+        cls,
+        queries: Tensor,
+        documents: Tensor,
+        wanted: tuple[bool, bool, bool, bool],
+        like: Callable[[Tensor], Tensor] = torch.zeros_like,
+    ) -> Sums:
         """Return empty sums; `wanted`: the gradients of queries, documents, scale (derived from queries) and bias."""
         exact = torch.float32 if queries.device.type == "mps" else torch.float64  # MPS has no float64
-        value = torch.zeros((), dtype=exact, device=queries.device)
         return cls(
-            value,
-            value.clone(),
-            torch.zeros_like(queries) if wanted[0] or wanted[2] else None,
-            torch.zeros_like(documents) if wanted[1] else None,
+            torch.zeros(2, dtype=exact, device=queries.device),
+            like(queries) if wanted[0] or wanted[2] else None,
+            like(documents) if wanted[1] else None,
             any(wanted),
         )
 
+    def add(self, parts: Tensor) -> None:
+        """Add (2, n) parts of the totals."""
+        self.totals += parts.sum(dim=1, dtype=self.totals.dtype)
+
     def gradients(
         self, queries: Tensor, scale: Tensor, count: Tensor | int, wanted: tuple[bool, bool, bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of the loss divided by `count`, None if not wanted; the sums are used up."""
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of queries, documents and scale, divided by `count`, None if not wanted.
+
+        The sums are used up.
+        """
         grad_scale = None
         if wanted[2] and self.queries is not None:
-            by_query = torch.einsum("bd,bd->b", queries, self.queries)
-            grad_scale = (by_query.sum(dtype=self.bias.dtype) / count).to(queries.dtype)
-        for gradient in (self.queries, self.documents):
-            if gradient is not None:
-                gradient.mul_(scale / count)
-        grad_bias = (self.bias / count).to(queries.dtype) if wanted[3] else None
-        return self.queries if wanted[0] else None, self.documents, grad_scale, grad_bias
+            if queries.device.type == "cpu":
+                by_query = torch.einsum("bd,bd->b", queries, self.queries)
+            else:  # there einsum would compute a small product per query
+                by_query = (queries * self.queries).sum(dim=1)
+            grad_scale = (by_query.sum(dtype=self.totals.dtype) / count).to(queries.dtype)
+        gradients = [gradient for gradient in (self.queries, self.documents) if gradient is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, scale / count)
+        return self.queries if wanted[0] else None, self.documents, grad_scale
 
 
 def add_host_tiles(
@@ -174,9 +204,10 @@ def add_host_tiles(
     tiles, known = _tiles(targets, shape)
     alpha, beta = float(scale), float(bias)  # free on the CPU; a GPU would wait
     largest = abs(alpha) * float(_largest_norm(queries) * _largest_norm(documents)) + beta
-    logits_buffer = queries.new_empty(min(shape[0], len(queries)) * min(shape[1], len(documents)))
+    logits_buffer = queries.new_empty(math.prod(shape))
     sigma_buffer = torch.empty_like(logits_buffer) if largest < LARGEST_EXPONENT else None
     half_buffer = queries.new_empty(len(logits_buffer) // 2 + 1)
+    value, total = sums.totals.unbind()
     for tile_rows, tile_columns, inside in tiles:
         q, d = queries[tile_rows], documents[tile_columns]
         logits = logits_buffer[: len(q) * len(d)].view(len(q), len(d))
@@ -185,13 +216,13 @@ def add_host_tiles(
         picked = logits[rows, columns]
         masked = relevance.isnan()
         z = relevance.nan_to_num(0.0).to(logits.dtype)
-        sums.value -= (z * picked).sum(dtype=sums.value.dtype)
+        value -= (z * picked).sum(dtype=value.dtype)
         logits[rows, columns] = torch.where(masked, -math.inf, picked)  # softplus and sigma are 0 there
-        sigma = _softplus_and_sigma(logits, sigma_buffer, half_buffer, largest, sums.value)
+        sigma = _softplus_and_sigma(logits, sigma_buffer, half_buffer, largest, value)
         if not sums.with_gradients:
             continue
         sigma[rows, columns] -= z
-        sums.bias += sigma.sum()
+        total += sigma.sum()
         if sums.queries is not None:
             sums.queries[tile_rows].addmm_(sigma, d)
         if sums.documents is not None:
@@ -254,32 +285,69 @@ def add_tiles(
 ) -> None:
     """Add loss and gradients of every entry, one tile of `shape` at a time, with products of this dtype."""
     q, d = queries.to(dtype), documents.to(dtype)
-    entries = min(shape[0], len(q)) * min(shape[1], len(d))
-    buffers = DeviceTiles(entries, dtype, q.device)
+    in_kernel = _in_kernel(q.device, dtype)
     # unlabelled entries: float32 logits and sums; the CPU never waits for the device
-    for rows, columns in blocks(len(q), len(d), shape):
-        known = flat_positions(targets, rows, columns, entries)
-        value, total, gradient = buffers.score(q[rows], d[columns], scale, bias, known)
-        sums.value += value.sum(dtype=sums.value.dtype)
-        sums.bias += total.sum(dtype=sums.bias.dtype)
+    _add_unlabelled(sums, q, d, scale, bias, targets, shape, in_kernel)
+    _add_known(sums, (queries, documents), (q, d) if in_kernel else None, scale, bias, targets)
+
+
+def _add_unlabelled(
+    sums: Sums,
+    queries: Tensor,
+    documents: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    targets: GradedTargets,
+    shape: tuple[int, int],
+    in_kernel: bool,
+) -> None:
+    tiles: DeviceTiles | KernelTiles
+    if in_kernel:
+        from bixse.losses.tiles.kernel import KernelTiles  # needs Triton
+
+        tiles = KernelTiles(shape, queries.device)
+    else:
+        tiles = DeviceTiles(shape, queries.dtype, queries.device)
+    for rows, columns in blocks(len(queries), len(documents), shape):
+        q, d = queries[rows], documents[columns]
+        known = flat_positions(targets, rows, columns, tiles.stride, shape[0] * tiles.stride)
+        parts, gradient = tiles.score(q, d, scale, bias, known)
+        sums.add(parts)
+        # beta 0 overwrites what is in memory; each row's first tile has column 0
         if sums.queries is not None:
-            add_product(sums.queries[rows], gradient, d[columns])
+            add_product(sums.queries[rows], gradient, d, beta=min(columns.start, 1))
         if sums.documents is not None:
-            add_product(sums.documents[columns], gradient.T, q[rows])
-    _add_known(sums, queries, documents, scale, bias, targets)  # graded entries: float32 throughout
+            add_product(sums.documents[columns], gradient.T, q, beta=min(rows.start, 1))
 
 
 def _add_known(
-    sums: Sums, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, targets: GradedTargets
+    sums: Sums,
+    embeddings: tuple[Tensor, Tensor],
+    rounded: tuple[Tensor, Tensor] | None,
+    scale: Tensor,
+    bias: Tensor,
+    targets: GradedTargets,
 ) -> None:
-    for rows, columns, relevance in known_parts(queries, targets):
-        logits = scale * (queries[rows] * documents[columns]).sum(dim=1) + bias
+    """Add the known entries, in float32 throughout.
+
+    If the kernel counted them as unlabelled, from `rounded` embeddings, its part of the sums is taken away.
+    """
+    for rows, columns, relevance in known_parts(embeddings[0], targets):
+        q, d = embeddings[0][rows], embeddings[1][columns]
+        logits = torch.addcmul(bias, (q * d).sum(dim=1), scale)
         z, masked = relevance.nan_to_num(0.0).to(logits.dtype), relevance.isnan()
-        value = torch.logaddexp(logits, logits.new_zeros(())) - z * logits
-        weight = (logits.sigmoid() - z).masked_fill(masked, 0.0)
-        sums.value += value.masked_fill(masked, 0.0).sum(dtype=sums.value.dtype)
-        sums.bias += weight.sum(dtype=sums.bias.dtype)
-        add_outer((sums.queries, sums.documents), (queries, documents), (rows, columns), weight)
+        value = torch.addcmul(_softplus(logits), z, logits, value=-1.0).masked_fill_(masked, 0.0)
+        total = weight = logits.sigmoid().sub_(z).masked_fill_(masked, 0.0)
+        if rounded is not None:
+            logits = torch.addcmul(bias, (rounded[0][rows].to(q.dtype) * rounded[1][columns]).sum(dim=1), scale)
+            value, total = value - _softplus(logits), weight - logits.sigmoid()
+        sums.add(torch.stack([value, total]))
+        add_outer((sums.queries, sums.documents), (q, d), (rows, columns), weight)
+
+
+def _softplus(logits: Tensor) -> Tensor:
+    values: Tensor = torch.nn.functional.softplus(logits, threshold=LARGEST_EXPONENT)  # by default it is s above 20
+    return values
 
 
 class DeviceTiles:
@@ -291,41 +359,44 @@ class DeviceTiles:
     bytes_per_entry: ClassVar[dict[torch.dtype, int]] = {torch.bfloat16: 10, torch.float32: 8, torch.float64: 16}
     """Bytes of the buffers per entry, by the dtype of the products."""
 
-    def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
-        wide = torch.promote_types(dtype, torch.float32)
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+        wide, entries = torch.promote_types(dtype, torch.float32), math.prod(shape)
+        self.stride = shape[1]
         self._logits = torch.empty(entries + 1, dtype=wide, device=device)
         self._softplus = torch.empty(entries, dtype=wide, device=device)
         self._rounded = self._logits if dtype == wide else torch.empty(entries, dtype=dtype, device=device)
 
     def score(
         self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Score (R, D) queries and (C, D) documents.
 
-        Return sums of softplus(s) and of sigma(s), in parts of float32, and (R, C) sigma(s), rounded to the dtype of
-        the products, 0 at known entries; the next tile overwrites it.
+        Return (2, R) sums of softplus(s) and of sigma(s) in float32, and (R, C) sigma(s), rounded to the dtype of the
+        products, 0 at known entries; the next tile overwrites it. `known` are positions in rows of `stride` entries.
         """
-        shape = (len(queries), len(documents))
-        entries = math.prod(shape)
-        logits = multiply(queries, documents.T, out=self._logits[:entries].view(shape))
+        logits, softplus, sigma = (
+            buffer[: len(queries) * self.stride].view(-1, self.stride)[:, : len(documents)]
+            for buffer in (self._logits, self._softplus, self._rounded)
+        )
+        multiply(queries, documents.T, out=logits)
         torch.addcmul(bias, logits, scale, out=logits)
         self._logits.index_fill_(0, known, -math.inf)  # entries of other tiles: the position after the last
-        softplus = torch.logaddexp(logits, logits.new_zeros(()), out=self._softplus[:entries].view(shape))
-        value = softplus.sum(dim=1)
-        sigma = logits.sigmoid_()
-        total = sigma.sum(dim=1)
+        value = torch.logaddexp(logits, logits.new_zeros(()), out=softplus).sum(dim=1)
+        total = logits.sigmoid_().sum(dim=1)
         if self._rounded is not self._logits:
-            sigma = self._rounded[:entries].view(shape).copy_(sigma)
-        return value, total, sigma
+            sigma.copy_(logits)
+        return torch.stack([value, total]), sigma
 
 
-def flat_positions(targets: GradedTargets, rows: slice, columns: slice, elsewhere: int) -> Tensor:
-    """Return the (M,) position of each known entry in the flat tile, `elsewhere` for entries of other tiles."""
+def flat_positions(targets: GradedTargets, rows: slice, columns: slice, stride: int, elsewhere: int) -> Tensor:
+    """Return the (M,) position of each known entry in the tile, `elsewhere` for entries of other tiles."""
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    if (height, width) == targets.shape:
+        return torch.add(targets.columns, targets.rows, alpha=stride)
     # all M for every tile: selecting those of one tile would make the CPU wait for their number
     row, column = targets.rows - rows.start, targets.columns - columns.start
-    height, width = rows.stop - rows.start, columns.stop - columns.start
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    return torch.where(inside, row * width + column, elsewhere)
+    return torch.where(inside, row * stride + column, elsewhere)
 
 
 def blocks(queries: int, documents: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:

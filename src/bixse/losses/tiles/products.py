@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +26,8 @@ TILE_SIDE = 1024
 """Queries and documents of a tile on the CPU: its 10 MB of work fit the caches."""
 DEVICE_TILE_BYTES = 2**31
 """Maximum bytes of a tile on a GPU: a larger tile reads and writes gradients less often."""
+KERNEL_TILE_BYTES = 2**28
+"""Maximum bytes of a tile of the kernel: 8,192 x 16,384 entries, which keep the card busy for long enough."""
 OTHER_TILE_BYTES = 2**28
 """Maximum bytes of a tile on any other device, which may share its memory with the CPU."""
 SHARE_OF_DEVICE = 32
@@ -50,6 +54,23 @@ def has_wide_products(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.version.hip and "dtype_out" in torch.ops.aten.addmm.overloads()
 
 
+@cache
+def has_kernel(device: torch.device) -> bool:
+    """Return True if the Triton kernel runs on a device: an NVIDIA GPU that multiplies bf16."""
+    if not has_wide_products(device) or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:  # without Triton, without a C compiler, or on a GPU that this Triton does not know, it fails
+        from bixse.losses.tiles.kernel import KernelTiles
+
+        one = torch.ones(1, 16, dtype=torch.bfloat16, device=device)
+        number = torch.ones((), device=device)
+        KernelTiles((1, 1), device).score(one, one, number, number, torch.zeros(1, dtype=torch.long, device=device))
+    except Exception as error:
+        warnings.warn(f"loss: the Triton kernel does not run here ({error}), so slower operations do", stacklevel=2)
+        return False
+    return True
+
+
 def multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Return the product, summed and stored in the dtype of `out`."""
     if left.dtype == out.dtype:
@@ -59,14 +80,14 @@ def multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     return torch.mm(left, right, out_dtype=out.dtype, out=out)
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the product to `total`, summed in the dtype of `total`."""
+def add_product(total: Tensor, left: Tensor, right: Tensor, beta: int = 1) -> None:
+    """Add the product to `total`, or overwrite it (`beta` 0), summed in the dtype of `total`."""
     if left.dtype == total.dtype:
-        total.addmm_(left, right)
+        total.addmm_(left, right, beta=beta)
     elif left.device.type == "cpu":
-        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+        total.addmm_(left.to(total.dtype), right.to(total.dtype), beta=beta)
     else:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+        torch.addmm(total, left, right, beta=beta, out_dtype=total.dtype, out=total)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -92,9 +113,13 @@ def tile_shape(queries: int, documents: int, bytes_per_entry: int, budget: int) 
     entries = max(1, budget // bytes_per_entry)
     side = math.isqrt(entries)
     if documents <= 2 * side:
-        return max(1, min(queries, entries // max(1, documents))), max(1, documents)
-    rows = max(1, min(queries, side))
-    return rows, max(1, min(documents, entries // rows))
+        return max(1, min(queries, _even(entries // max(1, documents)))), max(1, documents)
+    rows = max(1, min(queries, _even(side)))
+    return rows, max(1, min(documents, _even(entries // rows)))
+
+
+def _even(side: int) -> int:
+    return side - side % 256 or side  # of any size, the last blocks of rows and columns would be half empty
 
 
 NUMBERS_AT_ONCE = 2**20
@@ -116,12 +141,11 @@ def add_outer(
     entries: tuple[Tensor, Tensor],
     weight: Tensor,
 ) -> None:
-    """Add the contribution of entries (rows, columns) with (M,) weight to the gradients of queries and documents."""
-    rows, columns = entries
+    """Add entries with (M,) weight to the gradients; `embeddings` are the (M, D) queries and documents of each."""
     if gradients[0] is not None:
-        gradients[0].index_add_(0, rows, weight[:, None] * embeddings[1][columns])
+        gradients[0].index_add_(0, entries[0], weight[:, None] * embeddings[1])
     if gradients[1] is not None:
-        gradients[1].index_add_(0, columns, weight[:, None] * embeddings[0][rows])
+        gradients[1].index_add_(0, entries[1], weight[:, None] * embeddings[0])
 
 
 @torch.no_grad()
@@ -135,13 +159,15 @@ def mean_logits(
     """Return the mean logits of relevant (z >= 0.5) and of other counted entries over all processes, or NaN."""
     known = known_parts(queries, targets)
     cosines = torch.cat([(queries[r].float() * documents[c].float()).sum(dim=1) for r, c, _ in known])
-    relevant, masked = targets.relevance >= 0.5, targets.relevance.isnan()
+    relevant = targets.relevance >= 0.5
+    flags = torch.stack([relevant, relevant | targets.relevance.isnan()]).float()  # selecting would make a GPU wait
+    (cosine, excluded), (number, left_out) = flags @ cosines, flags.sum(dim=1)
     total = queries.float().sum(dim=0) @ documents.float().sum(dim=0)  # needs no B x N cosines
-    number = targets.shape[0] * targets.shape[1] - relevant.sum() - masked.sum()
-    parts = [cosines[relevant].sum(), total - cosines[relevant | masked].sum(), relevant.sum(), number]
-    sums, numbers = all_reduce_sum(torch.stack([part.float() for part in parts])).chunk(2)
+    parts = [cosine, total - excluded, number, targets.shape[0] * targets.shape[1] - left_out]
+    sums, numbers = all_reduce_sum(torch.stack(parts)).chunk(2)
     means = torch.where(numbers > 0, sums / numbers, math.nan)
-    return logit_scale * means[0] + logit_bias, logit_scale * means[1] + logit_bias
+    relevant_mean, other_mean = (logit_scale * means + logit_bias).unbind()
+    return relevant_mean, other_mean
 
 
 @torch.no_grad()
@@ -149,7 +175,8 @@ def mean_target(targets: GradedTargets) -> Tensor:
     """Return the mean relevance over the entries of a batch that count, over all processes; NaN without an entry."""
     known = targets.relevance.nansum()
     relevance, number = all_reduce_sum(torch.stack([known, targets.number_counted()]).float())
-    return torch.where(number > 0, relevance / number, math.nan)
+    mean: Tensor = relevance / number  # 0 / 0 is NaN
+    return mean
 
 
 def mean_of_all(values: Tensor) -> float:

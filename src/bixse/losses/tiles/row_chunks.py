@@ -114,7 +114,8 @@ class _RowWise(torch.autograd.Function):
             grad_block: Tensor | None = None if grad_queries is None else grad_queries[block]
             if rounded != of_logits.dtype:  # known entries stay float32
                 entries = known.rows, known.columns
-                add_outer((grad_block, grad_documents), (queries[block], documents), entries, of_logits[entries])
+                pairs = queries[block][known.rows], documents[known.columns]
+                add_outer((grad_block, grad_documents), pairs, entries, of_logits[entries])
                 of_logits[entries] = 0.0
                 of_logits = of_logits.to(rounded)
             if grad_block is not None:
