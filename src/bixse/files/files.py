@@ -43,8 +43,8 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Error number of the operating system in the text of a safetensors error, which is no OSError."""
 CACHE_VARIABLE, NO_CACHE = "BIXSE_CACHE_DIR", "none"
 """Environment variable that holds the path of the cache folder, or that nothing is cached."""
-EMBEDDINGS_FOLDER = "embeddings"
-CACHE_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
+EMBEDDINGS_FOLDER, TOKENS_FOLDER = "embeddings", "tokens"
+CACHE_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors", ".tokens")
 """Suffixes of the cached files; earlier versions wrote `.safetensors`."""
 HASHES_FILE = "SHA256SUMS"
 """Name of the hash file inside a folder; `sha256sum -c SHA256SUMS` reads it too."""
@@ -415,7 +415,7 @@ def cache_folder(choice: str | Path | None = None) -> Path | None:
 
 def cached_files(folder: Path) -> list[Path]:
     """Return the files of bixse in a cache folder, and no other files."""
-    paths = sorted((folder / EMBEDDINGS_FOLDER).glob("*"))
+    paths = sorted(path for part in (EMBEDDINGS_FOLDER, TOKENS_FOLDER) for path in (folder / part).glob("*"))
     return [path for path in paths if path.is_file() and path.suffix in CACHE_SUFFIXES]
 
 
@@ -427,7 +427,7 @@ def clear_cache(folder: Path) -> int:
             size = path.stat().st_size
             path.unlink()
             freed += size
-    for empty in (folder / EMBEDDINGS_FOLDER, folder):
+    for empty in (folder / EMBEDDINGS_FOLDER, folder / TOKENS_FOLDER, folder):
         with suppress(OSError):
             empty.rmdir()
     return freed

@@ -24,7 +24,7 @@ TUNED_FOLDER = "tuned"
 ADAPTER_FOLDER = "adapter"
 """Folder of the low-rank adapters alone; the model folder holds them merged."""
 TENSORBOARD_FOLDER = "tensorboard"
-LOG_FILE = "log.jsonl"
+LOG_FILE, DIVERGED_FILE = "log.jsonl", "diverged.jsonl"
 CHECKPOINT_FOLDER = "checkpoints"
 """Checkpoints to resume from, until the run is finished."""
 

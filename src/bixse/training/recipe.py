@@ -164,4 +164,4 @@ def _save(result: TrainResult, model: Any, head: Any, guard: RunGuard, trainer: 
 def _add_timings(guard: RunGuard, started: float, trainer: GradedTrainer) -> None:
     """Add this process's seconds, in total and in training steps, to the seconds of earlier processes."""
     guard.record.timings["train"] += time.perf_counter() - started
-    guard.record.timings["steps"] += trainer.seconds_in_steps
+    guard.record.timings["steps"] += trainer.figures.seconds

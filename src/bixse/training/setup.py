@@ -14,7 +14,7 @@ from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
 from bixse.extensions import extension
 from bixse.training.checks import check_max_length, check_pairs, prompts_before
-from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDER
+from bixse.training.config import CHECKPOINT_FOLDER, DIVERGED_FILE, LOG_FILE, TENSORBOARD_FOLDER
 from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of, warnings_of
 from bixse.training.distributed import PATIENCE, is_main_process, world_size
 from bixse.training.inputs import make_loss
@@ -74,6 +74,7 @@ def make_trainer(
     # a step cannot hold more queries than there are
     arguments.learning_rate = config.optimizer.scaled_learning_rate(len(inputs.pairs.groups()))
     trainer = parts.trainer(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
+    trainer.diverged_file = out / DIVERGED_FILE
     trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]
     if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))

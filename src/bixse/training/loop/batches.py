@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import zlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,12 +16,15 @@ from torch.utils.data import Dataset, Sampler
 from bixse.data.columns import first_rows, numbered
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.instructions import prompt_for
-from bixse.encoders.loading.backbones import reading_at_most
+from bixse.encoders.lengths import KINDS
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
+from bixse.progress import Progress
+from bixse.training.loop.tokens import Tokenisation, Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
@@ -31,6 +37,7 @@ EpochIndex: TypeAlias = tuple[int, int]
 """(epoch, group): the drawn documents of a group depend on both and on the seed alone."""
 COUNTS = ("queries", "pairs", "duplicate_documents", "filled_entries", "masked_entries", "tokens")
 """Counts of a batch in one process, under its key `counts`; tokens without padding."""
+BATCHES_AHEAD = 3
 
 
 class BatchPlan(Sampler[list[EpochIndex]]):
@@ -166,13 +173,38 @@ class KnownGrades:
         return rows, np.repeat(self.offsets[queries], numbers) + np.arange(len(rows)) - before
 
 
+class ReadAhead(Iterator[Any]):
+    """An iterator over batches that one thread makes while the last ones are trained on.
+
+    An error in the thread is raised here with its traceback. `close` ends the thread.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
+        self._thread = ThreadPoolExecutor(1, "bixse-batches")
+        self._made = deque(self._thread.submit(next, batches, None) for _ in range(BATCHES_AHEAD))
+
+    def __next__(self) -> Any:
+        batch = self._made.popleft().result() if self._made else None
+        if batch is None:
+            self.close()
+            raise StopIteration
+        self._made.append(self._thread.submit(next, self.batches, None))
+        return batch
+
+    def close(self) -> None:
+        """End the thread after the batch that it makes now."""
+        self._made.clear()
+        self._thread.shutdown(cancel_futures=True)
+
+
 class GradedCollator:
     """Collate drawn groups into the inputs of a loss: two tokenised columns and the known relevance.
 
     The queries of the batch choose one of a task's instructions, the same in every process.
 
     A batch of B groups holds `query_*` (B rows), `document_*` (N distinct documents), `label` (the tensors of
-    `GradedTargets`), `counts`, and in `numbers` the numbers of its groups and documents. Each of several processes
+    `GradedTargets`), `counts`, and in `numbers` the numbers of all its groups and documents. Each of several processes
     collates the same batch and tokenises its part: every W-th query, and documents dealt out by length.
     `document_order` (N,) is then the position of each column among the gathered documents.
 
@@ -182,7 +214,7 @@ class GradedCollator:
 
     def __init__(
         self,
-        preprocess: Callable[..., Mapping[str, Any]],
+        preprocess: Callable[..., Mapping[str, Any]] | Tokenisation,
         pairs: GradedPairs,
         in_batch_labels: InBatchLabels = "known",
         prompts: Mapping[str, str] | Instructions | None = None,
@@ -196,6 +228,53 @@ class GradedCollator:
         self.world_size = world_size
         self.valid_label_columns = ["label"]
         self.pairs, self.known = pairs, KnownGrades(pairs)
+        self.tokens: dict[tuple[Kind, str | None], Tokens | None] = {}
+        """Tokens of each kind and prompt, after `tokenise`; None if the model must tokenise every batch."""
+
+    def prompted(self, rows: NDArray[np.intp] | None = None) -> dict[tuple[Kind, str | None], NDArray[np.int64]]:
+        """Return the numbers of the texts in some rows of the table, or in all, per kind and prompt before them."""
+        tasks = self.pairs.tasks[1] if rows is None else self.pairs.tasks[1][rows]
+        parts: dict[tuple[Kind, str | None], list[NDArray[np.int64]]] = {}
+        for kind in KINDS.values():
+            numbers = self.pairs.query_numbers if kind == "query" else self.pairs.document_numbers
+            numbers = numbers if rows is None else numbers[rows]
+            if not isinstance(self.prompts, Instructions):
+                parts[kind, self.prompts.get(kind)] = [np.unique(numbers)]
+                continue
+            for task, name in enumerate(self.pairs.tasks[0]):
+                of_task = np.unique(numbers[tasks == task])
+                for choice in range(self.prompts.choices(name) if len(of_task) else 0):
+                    parts.setdefault((kind, self.prompts.prompt(name, kind, choice) or None), []).append(of_task)
+        return {key: np.unique(np.concatenate(numbers)).astype(np.int64) for key, numbers in parts.items()}
+
+    def tokenise(
+        self, rows: NDArray[np.intp] | None = None, cache: Path | None = None, title: str | None = None
+    ) -> None:
+        """Tokenise the texts in some rows of the table, or in all, with progress under `title`."""
+        if not isinstance(self.preprocess, Tokenisation):
+            return
+        prompted = self.prompted(rows)
+        bar = Progress(title, sum(map(len, prompted.values())), "text") if title is not None else None
+        self.tokens = {
+            key: self.preprocess.tokens(self.pairs, *key, part, cache, bar) for key, part in prompted.items()
+        }
+        if bar is not None:
+            bar.close()
+
+    @property
+    def is_tokenised(self) -> bool:
+        """True if no batch needs the tokenizer."""
+        return bool(self.tokens) and None not in self.tokens.values()
+
+    def token_bytes(self) -> int:
+        """Estimate the bytes of the tokens of all texts from those of the texts that are tokenised."""
+        made: dict[Kind, list[int]] = {}
+        for (kind, _), part in self.tokens.items():
+            if part is not None:
+                size, texts = made.get(kind, (0, 0))
+                made[kind] = [size + part.nbytes, texts + len(part.numbers)]
+        parts = ((len(numbers), made[kind]) for (kind, _), numbers in self.prompted().items() if kind in made)
+        return sum(number * size // texts for number, (size, texts) in parts)
 
     def __call__(self, groups: Sequence[DrawnGroup]) -> dict[str, Any]:
         rows = np.concatenate([group.rows for group in groups])
@@ -204,13 +283,13 @@ class GradedCollator:
         mine = groups[self.rank :: self.world_size]
         targets, drawn_entries = self._targets(mine, numbers[first])
         shares = self._shares(rows[first])
-        texts: dict[Kind, list[str]] = {
-            "query": self.pairs.texts("query", self._first_rows(mine)),
-            "document": self.pairs.texts("document", rows[first][shares[self.rank]]),
+        chosen: dict[Kind, NDArray[np.intp]] = {
+            "query": self._first_rows(mine),
+            "document": rows[first][shares[self.rank]],
         }
         batch: dict[str, Any] = {}
-        for kind, column in texts.items():
-            for key, value in self._features(column, self._prompt(groups, kind), kind).items():
+        for kind, part in chosen.items():
+            for key, value in self._features(part, self._prompt(groups, kind), kind).items():
                 batch[f"{kind}_{key}"] = value  # prompt_length is no tensor, and pooling needs it
         if self.world_size > 1:
             batch["document_order"] = _order(shares)
@@ -223,7 +302,7 @@ class GradedCollator:
             sum(int(mask.sum()) for name, mask in batch.items() if name.endswith("_attention_mask")),
         )
         entries = (
-            torch.tensor([group.number for group in mine], dtype=torch.long),
+            torch.tensor([group.number for group in groups], dtype=torch.long),
             torch.from_numpy(numbers[first]).long(),
         )
         return {**batch, "label": targets.tensors(), "counts": torch.tensor(counts), "numbers": entries}
@@ -255,9 +334,9 @@ class GradedCollator:
         rows_of, columns_of, relevance = (torch.from_numpy(part) for part in (rows, indices, known))
         return GradedTargets(rows_of, columns_of, relevance, (len(groups), len(columns))), len(drawn_keys)
 
-    def _first_rows(self, groups: Sequence[DrawnGroup]) -> list[int]:
+    def _first_rows(self, groups: Sequence[DrawnGroup]) -> NDArray[np.intp]:
         table = self.pairs.groups()
-        return [int(table.rows(group.number)[0]) for group in groups]
+        return table.order[table.offsets[np.array([group.number for group in groups], dtype=np.int64)]]
 
     def _shares(self, rows: NDArray[np.intp]) -> list[list[int]]:
         """Return the columns of each process, dealt out from the longest text on to balance the encoding."""
@@ -275,11 +354,15 @@ class GradedCollator:
         choice = zlib.crc32(ids.encode()) % self.prompts.choices(task)
         return self.prompts.prompt(task, kind, choice) or None
 
-    def _features(self, texts: list[str], prompt: str | None, kind: Kind) -> Mapping[str, Any]:
-        if not texts:  # fewer texts than processes
+    def _features(self, rows: NDArray[np.intp], prompt: str | None, kind: Kind) -> Mapping[str, Any]:
+        """Return the features of the texts in some rows of the table."""
+        if not len(rows):  # fewer texts than processes
             nothing = torch.zeros(0, 1, dtype=torch.long)
             return {"input_ids": nothing, "attention_mask": nothing}
-        return self.preprocess(texts, prompt=prompt, task=kind)
+        numbers = self.pairs.query_numbers if kind == "query" else self.pairs.document_numbers
+        tokens = self.tokens.get((kind, prompt))
+        features = None if tokens is None else tokens.features(numbers[rows])
+        return features or self.preprocess(self.pairs.texts(kind, rows), prompt=prompt, task=kind)
 
 
 def _order(shares: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -288,17 +371,6 @@ def _order(shares: Sequence[Sequence[int]]) -> torch.Tensor:
     for process, columns in enumerate(shares):
         order[torch.tensor(columns, dtype=torch.long)] = process * len(shares[0]) + torch.arange(len(columns))
     return order
-
-
-def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> Callable[..., Mapping[str, Any]]:
-    """Return the model's tokenisation, reading at most `max_length` tokens per text."""
-
-    def preprocess(texts: list[str], prompt: str | None = None, task: str | None = None) -> Mapping[str, Any]:
-        with reading_at_most(model, max_length):
-            features: Mapping[str, Any] = model.preprocess(texts, prompt=prompt, task=task)
-            return features
-
-    return preprocess
 
 
 def prompts_of(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-import math
 import re
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from accelerate.utils import broadcast, gather_object
+from accelerate.utils import broadcast, gather_object, send_to_device
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
@@ -21,26 +23,19 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.embedding import number_of_texts
-from bixse.encoders.processes import all_reduce_sum, is_sharded, local_part, unsharded_tensors
+from bixse.encoders.processes import is_sharded, local_part, unsharded_tensors
 from bixse.encoders.serving import saved_for_servers
-from bixse.errors import DivergedError, NotFiniteError
-from bixse.files.files import storage_errors, write_hashes
+from bixse.errors import DivergedError, NotFiniteError, StorageError
+from bixse.files.files import cache_folder, storage_errors, write_hashes
 from bixse.losses import BiXSELoss, GradedTargets
-from bixse.training.distributed import any_process, average_gradients, raise_together
-from bixse.training.loop.batches import (
-    COUNTS,
-    BatchPlan,
-    GradedCollator,
-    GroupDataset,
-    prompts_of,
-    shortened_preprocess,
-)
-from bixse.training.loop.checkpoints import (
-    check_checkpoint,
-    load_loss_state,
-    save_loss_state,
-)
+from bixse.training.config import DIVERGED_FILE
+from bixse.training.distributed import average_gradients, raise_together
+from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, ReadAhead, prompts_of
+from bixse.training.loop.checkpoints import ProgressBar, check_checkpoint, load_loss_state, save_loss_state
+from bixse.training.loop.figures import Batch, UnreadFigures
+from bixse.training.loop.tokens import Tokenisation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,6 +95,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     training_args_class = GradedTrainingArguments
     args: GradedTrainingArguments
     loss: GradedLoss  # type: ignore[assignment]
+    data_collator: GradedCollator  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -120,11 +116,14 @@ class GradedTrainer(SentenceTransformerTrainer):
             train_dataset = GradedPairs.from_dataset(train_dataset)
         self.pairs = train_dataset
         self.plan = BatchPlan(self.pairs, args.train_batch_size * args.world_size, args.seed, args.task_shares)
-        self.seconds_in_steps = 0.0
-        """Wall time of the training steps, without evaluation and saving."""
-        self._forget_counts()
-        collator: Any = GradedCollator(
-            shortened_preprocess(model, args.train_max_length),
+        self.figures = UnreadFigures()
+        self.token_cache = cache_folder()
+        """Folder that keeps the tokens for later runs; None for a file that is deleted with the process."""
+        self.diverged_file = Path(args.output_dir or ".") / DIVERGED_FILE
+        """File for the batch whose loss is not finite."""
+        self._ahead: ReadAhead | None = None
+        collator = GradedCollator(
+            Tokenisation(model, args.train_max_length),
             self.pairs,
             loss.options.in_batch_labels,
             prompts_of(model, args.prompts, self.pairs),
@@ -137,7 +136,7 @@ class GradedTrainer(SentenceTransformerTrainer):
             loss=loss,
             evaluator=evaluator,
             callbacks=callbacks,
-            data_collator=collator,
+            data_collator=collator,  # type: ignore[arg-type]
         )
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
@@ -147,7 +146,38 @@ class GradedTrainer(SentenceTransformerTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as sentence-transformers does; all processes begin with the weights of the first."""
         broadcast(unsharded_tensors(self.loss))
-        return super().train(*args, **kwargs)
+        with raise_together(), self.args.main_process_first(desc="tokenise"):  # the others read the first one's file
+            self._tokenise()
+        self.figures.restart_clock()
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self._read_ahead(None)
+
+    def _tokenise(self) -> None:
+        """Tokenise the texts of the run once: all texts, or those of its steps if they are less than an epoch."""
+        batches, rows = self.args.max_steps * self.args.gradient_accumulation_steps, None
+        if 0 < batches < len(self.plan):
+            drawn = GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
+            chosen = chain.from_iterable(islice(self.plan.of_epoch(0), batches))
+            rows = np.concatenate([drawn[index].rows for index in chosen])
+        shown = any(isinstance(callback, ProgressBar) for callback in self.callback_handler.callbacks)
+        self.data_collator.tokenise(rows, self.token_cache, "tokenise" if shown else None)
+
+    def _read_ahead(self, batches: Iterator[Any] | None) -> ReadAhead | None:
+        """Return the thread that makes these batches ahead of the steps; None ends the thread."""
+        if self._ahead is not None and self._ahead.batches is not batches:
+            self._ahead.close()
+            self._ahead = None
+        if self._ahead is None and batches is not None:
+            self._ahead = ReadAhead(batches)
+        return self._ahead
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+        """Take the next batches from the thread; a model's tokenizer serves one thread alone, and makes them here."""
+        if self.args.dataloader_num_workers == 0 and self.data_collator.is_tokenised:
+            epoch_iterator = self._read_ahead(epoch_iterator) or epoch_iterator
+        return super().get_batch_samples(epoch_iterator, *args, **kwargs)
 
     def unsharded_model(self) -> SentenceTransformer:
         """Return the unsharded encoder; every process must call this."""
@@ -167,7 +197,7 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def global_batches(self) -> Iterator[tuple[list[dict[str, Any]], GradedTargets]]:
         """Yield features and targets of the global batches of the first epoch, in every process."""
-        collator: Any = copy.copy(self.data_collator)
+        collator = copy.copy(self.data_collator)
         collator.rank, collator.world_size = 0, 1
         for batch in self._loader(self.plan.of_epoch(0), collator):
             features, labels = self.collect_features(self._prepare_inputs(batch))
@@ -180,25 +210,56 @@ class GradedTrainer(SentenceTransformerTrainer):
         return [name for name in names if name.rpartition(".")[2] not in ("logit_scale", "logit_bias")]
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Train on one batch, timed; a loss that is not finite stops the run and leaves the batch on disk."""
-        start = time.perf_counter()
-        inputs = self._prepare_inputs(inputs)
-        counts = inputs.pop("counts")
-        del inputs["numbers"]  # the page of a batch reads them, the encoder does not
+        """Train on one batch; its loss stays on the device until the figures are read."""
+        counts, numbers = inputs.pop("counts"), inputs.pop("numbers")  # they stay on the host
+        inputs = send_to_device(inputs, self.args.device, non_blocking=True)  # the library's copy would wait
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:
             average_gradients(part for part in self.loss.parameters() if not isinstance(part, DTensor))
-        seconds = time.perf_counter() - start
-        self.seconds_in_steps += seconds
-        self._seconds += seconds
-        self._counts += counts.cpu()
-        if any_process(not bool(loss.isfinite()), loss.device):
-            losses = [value for value in gather_object([float(loss)]) if not math.isfinite(value)]
-            raise DivergedError(
-                f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
-                f"fix: {FIX}"
-            ).of_all_processes()
+        self.figures.add_batch(Batch(self.state.global_step + 1, numbers, loss), counts)
         return loss
+
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+        """Keep the log entry on the device; read all entries when it is time, and before an evaluation or a save."""
+        control, steps = self.control, self.state.global_step - self._globalstep_last_logged
+        if control.should_log and steps > 0:
+            rate = kwargs.get("learning_rate")
+            figures = {"loss": tr_loss, "grad_norm": grad_norm, **self.loss.statistics}
+            self.figures.add_entry(self.state, steps, self._get_learning_rate() if rate is None else rate, figures)
+            tr_loss.zero_()
+            self._globalstep_last_logged = self.state.global_step
+        control.should_log = False  # the library would wait for the device
+        if self.figures.is_due(self.state.global_step) or control.should_evaluate or control.should_save:
+            self._read_figures()
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _read_figures(self) -> None:
+        """Log the steps since the last read, up to the first whose loss is not finite: it ends all processes."""
+        entries, broken, any_broken = self.figures.read(self.args.device)
+        mine = [(batch.step, loss, [part.tolist() for part in batch.numbers]) for batch, loss in broken[:1]]
+        first = min(chain.from_iterable(gather_object([mine])), key=itemgetter(0)) if any_broken else None
+        state, step, epoch = self.state, self.state.global_step, self.state.epoch
+        for entry in entries:
+            if first is None or entry.step < first[0]:
+                state.global_step, state.epoch = entry.step, entry.epoch  # callbacks read them
+                self._total_loss_scalar += entry.losses
+                self.log(entry.figures)
+        state.global_step, state.epoch = step, epoch
+        self.store_flos()
+        if first is not None:
+            raise self._diverged(*first)
+
+    def _diverged(self, step: int, loss: float, numbers: list[list[int]]) -> DivergedError:
+        """Write the pairs of a batch, by the numbers of its groups and documents, and return the error."""
+        rows = np.concatenate([self.pairs.groups().rows(number) for number in numbers[0]])
+        rows = rows[np.isin(self.pairs.document_numbers[rows], numbers[1])]
+        if self.args.should_save:
+            with suppress(StorageError):  # a full disk is not what ended the run
+                save_graded_pairs(self.pairs.select(rows), self.diverged_file)
+        return DivergedError(
+            f"training: got loss {loss} at step {step} (its batch is in {self.diverged_file}); expected a finite "
+            f"number; fix: {FIX}"
+        ).of_all_processes()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as sentence-transformers does; raise DivergedError if weights or embeddings are NaN or infinite."""
@@ -212,32 +273,13 @@ class GradedTrainer(SentenceTransformerTrainer):
                 f"training: got embeddings that are not finite after step {self.state.global_step}; expected finite "
                 f"ones; fix: {FIX}"
             ) from error
+        finally:
+            self.figures.restart_clock()
 
     def check_finite(self) -> None:
         """Raise DivergedError in all processes if weights of one are not finite."""
         with raise_together():
             check_finite(self.loss, self.state.global_step)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the loss's figures (bias, scale, mean logits) to each training entry that has a loss."""
-        if "loss" in logs:
-            figures = {name: float(value) for name, value in self.loss.statistics.items()}
-            figures |= self._throughput()
-            logs = {**logs, **{name: value for name, value in figures.items() if math.isfinite(value)}}
-            self._forget_counts()
-        super().log(logs, start_time)
-
-    def _forget_counts(self) -> None:
-        """Begin the counts and seconds of the next log entry."""
-        self._counts, self._seconds = torch.zeros(len(COUNTS), dtype=torch.long), 0.0
-
-    def _throughput(self) -> dict[str, float]:
-        """Return counts, and pairs and tokens per second, over all processes since the last log entry."""
-        several = self.args.world_size > 1
-        counts = all_reduce_sum(self._counts.to(self.args.device) if several else self._counts).tolist()
-        total, seconds = dict(zip(COUNTS, map(float, counts), strict=True)), self._seconds or math.nan
-        per_second = {f"train_{name}_per_second": round(total[name] / seconds, 1) for name in ("pairs", "tokens")}
-        return {**{name: total[name] for name in COUNTS[2:5]}, **per_second}
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
@@ -259,6 +301,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.accelerator.wait_for_everyone()  # the other processes have written their random states
         if self.args.should_save:
             write_hashes(Path(self.args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        self.figures.restart_clock()
 
     def _load_best_model(self) -> None:
         """Load as sentence-transformers does, but raise errors; the library logs them and keeps the last weights."""

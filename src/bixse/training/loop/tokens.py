@@ -1,0 +1,198 @@
+"""The tokens of the texts that training reads: made once, kept on disk, and read as padded batches by NumPy."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from pprint import pformat
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+import tokenizers
+import torch
+
+from bixse.encoders.encode import _tokenizer_content, by_length
+from bixse.encoders.loading.backbones import LONG_TEXT, parts_of, reading_at_most
+from bixse.errors import StorageError
+from bixse.files.files import TOKENS_FOLDER, atomic_file, storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.relevance import Kind
+
+TEXTS_PER_BLOCK = 4096
+TEXTS_TOGETHER = 256
+"""Texts per call of the tokenizer, of similar length. A fast tokenizer spreads them over the cores."""
+TEXTS_CHECKED = 64
+"""Texts whose features by the model and by the stored tokens are compared."""
+
+
+class Form(NamedTuple):
+    """The features of a column of texts other than ids and mask, equal for all texts."""
+
+    padding: int
+    constants: dict[str, int]
+    """Tensors with one value at every token, such as `token_type_ids`."""
+    others: dict[str, Any]
+    """Values that are no tensors, such as `prompt_length`."""
+
+
+class Tokens:
+    """The tokens of U distinct texts, each after the same prompt.
+
+    `numbers` (U,) are the numbers of the texts in `GradedPairs`, ascending. `content` holds the ids of all texts in
+    this order, then the (U,) number of ids of each text.
+    """
+
+    def __init__(self, numbers: NDArray[np.int64], content: NDArray[np.int32], form: Form) -> None:
+        self.numbers, self.form, self.nbytes = numbers, form, content.nbytes
+        self.ids: NDArray[np.int32] = content[: len(content) - len(numbers)]
+        self.lengths: NDArray[np.int64] = content[len(self.ids) :].astype(np.int64)
+        self.starts: NDArray[np.int64] = np.cumsum(self.lengths) - self.lengths
+
+    def features(self, numbers: NDArray[Any]) -> dict[str, Any] | None:
+        """Return the features of N >= 1 texts, padded on the right; None if one is unknown.
+
+        `lengths` (N,) is an array and no tensor, so that it stays on the host.
+        """
+        rows = np.searchsorted(self.numbers, numbers)
+        if not np.array_equal(self.numbers[np.minimum(rows, len(self.numbers) - 1)], numbers):
+            return None
+        lengths = self.lengths[rows]
+        inside = np.arange(max(1, lengths.max())) < lengths[:, None]
+        ids = np.full(inside.shape, self.form.padding, dtype=np.int64)
+        before = np.cumsum(lengths) - lengths
+        ids[inside] = self.ids[np.repeat(self.starts[rows] - before, lengths) + np.arange(lengths.sum())]
+        constants = {name: torch.full(inside.shape, value) for name, value in self.form.constants.items()}
+        mask = torch.from_numpy(inside.astype(np.int64))
+        return {
+            "input_ids": torch.from_numpy(ids), **constants, "attention_mask": mask, **self.form.others,
+            "lengths": lengths,
+        }  # fmt: skip
+
+
+class Tokenisation(NamedTuple):
+    """A model's tokenisation that reads at most `max_length` tokens per text."""
+
+    model: SentenceTransformer
+    max_length: int | None = None
+
+    def __call__(self, texts: list[str], prompt: str | None = None, task: str | None = None) -> Mapping[str, Any]:
+        with reading_at_most(self.model, self.max_length):
+            features: Mapping[str, Any] = self.model.preprocess(texts, prompt=prompt, task=task)
+            return features
+
+    def tokens(
+        self,
+        pairs: GradedPairs,
+        kind: Kind,
+        prompt: str | None,
+        numbers: NDArray[np.int64],
+        cache: Path | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Tokens | None:
+        """Return the tokens of the texts with these numbers, from the cache folder if it has them.
+
+        Return None if the features are more than each text's tokens: then the model must make those of every batch.
+        """
+        rows = pairs.distinct(kind)[numbers]
+        sample = np.unique(np.linspace(0, len(rows) - 1, TEXTS_CHECKED).astype(np.int64))
+        # next to the long text, the others have padding
+        expected = self([*pairs.texts(kind, rows[sample]), "a", LONG_TEXT], prompt, kind)
+        form, alone = _form(expected), _form(self(["a"], prompt, kind))
+        if form is None or alone is None or form[1:] != alone[1:]:
+            return None
+
+        def blocks() -> Iterator[list[str]]:
+            for start in range(0, len(rows), TEXTS_PER_BLOCK):
+                yield pairs.texts(kind, rows[start : start + TEXTS_PER_BLOCK])
+
+        def write(file: BinaryIO) -> None:
+            lengths = []
+            for texts in blocks():
+                ids, number = self._tokenise(texts, prompt, kind)
+                file.write(ids.tobytes())
+                lengths.append(number)
+                if progress is not None:
+                    progress(len(texts))
+            file.write(np.concatenate(lengths).tobytes())
+            file.flush()
+
+        path = None if cache is None else cache / TOKENS_FOLDER / f"{self._key(kind, prompt, blocks())}.tokens"
+        tokens = Tokens(numbers, _stored(path, write), form)
+        ours = tokens.features(numbers[sample])
+        return tokens if ours is not None and _equal(ours, expected) else None
+
+    def _tokenise(self, texts: list[str], prompt: str | None, kind: Kind) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the ids of all texts, one text after the other, and the number of ids of each."""
+        order, ids = by_length(texts), [np.zeros(0, dtype=np.int32)] * len(texts)
+        for start in range(0, len(texts), TEXTS_TOGETHER):
+            together = order[start : start + TEXTS_TOGETHER]
+            features = self([texts[row] for row in together], prompt, kind)
+            mask = features["attention_mask"].bool()
+            ends = mask.sum(dim=1).cumsum(0)[:-1].numpy()
+            parts = np.split(features["input_ids"][mask].numpy().astype(np.int32), ends)
+            for row, part in zip(together, parts, strict=True):
+                ids[row] = part
+        return np.concatenate(ids), np.array([len(part) for part in ids], dtype=np.int32)
+
+    def _key(self, kind: Kind, prompt: str | None, blocks: Iterator[list[str]]) -> str:
+        """Hash everything that the ids depend on, the texts included."""
+        digest = hashlib.sha256(repr((tokenizers.__version__, kind, prompt)).encode())
+        with reading_at_most(self.model, self.max_length):
+            for module in parts_of(self.model):
+                limits = [getattr(module, f"{name}_length", None) for name in ("max_seq", "query", "document")]
+                options: dict[str, Any] = getattr(module, "get_config_dict", dict)()
+                digest.update(pformat([type(module).__name__, options, limits]).encode())
+                digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
+        for texts in blocks:
+            encoded = [text.encode() for text in texts]
+            digest.update(np.array([len(text) for text in encoded]).tobytes())
+            digest.update(b"".join(encoded))
+        return digest.hexdigest()[:32]
+
+
+def _form(features: Mapping[str, Any]) -> Form | None:
+    """Return the form of a padded batch, None if another feature differs between its texts."""
+    ids, mask = features.get("input_ids"), features.get("attention_mask")
+    if not isinstance(ids, torch.Tensor) or not isinstance(mask, torch.Tensor) or ids.shape != mask.shape:
+        return None
+    form = Form(int(ids[mask == 0][0]) if bool((mask == 0).any()) else 0, {}, {})
+    for name, value in features.items():
+        if not isinstance(value, torch.Tensor):
+            form.others[name] = value
+        elif value is not ids and value is not mask:
+            if value.shape != ids.shape or value.dtype != torch.long or bool((value != value[0, 0]).any()):
+                return None
+            form.constants[name] = int(value[0, 0])
+    return form
+
+
+def _equal(ours: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    """Return True if the ids of the first texts of a batch are those of `ours`, without padding."""
+    number = len(ours["input_ids"])
+    masks = ours["attention_mask"].bool(), expected["attention_mask"][:number].bool()
+    ids = ours["input_ids"][masks[0]], expected["input_ids"][:number][masks[1]]
+    return torch.equal(masks[0].sum(dim=1), masks[1].sum(dim=1)) and torch.equal(*ids)
+
+
+def _stored(path: Path | None, write: Callable[[BinaryIO], None]) -> NDArray[np.int32]:
+    """Return the content of a file, which is written first if it is missing, as an array that is not read to memory."""
+    if path is not None:
+        # without a cache folder that can be written, the tokens are in a file that is deleted with the process
+        with suppress(StorageError):
+            if not path.is_file():
+                with atomic_file(path) as file:
+                    write(file)
+            return np.memmap(path, np.int32, "r")
+    folder = Path(tempfile.gettempdir())
+    with storage_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
+        write(file)
+        return np.memmap(file, np.int32, "r")
