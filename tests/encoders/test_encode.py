@@ -1,5 +1,6 @@
 import itertools
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
+from bixse.encoders import embedding
 from bixse.encoders.embedding import PASS_COST, embed_features, identical_texts, passes_by_length
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.loading.build import build_encoder, model_hashes
@@ -208,13 +210,12 @@ class TestEmbedFeatures:
         assert embeddings[:, 0].tolist() == [0, 1, 2, 3, 4]
 
     @pytest.mark.parametrize("mini_batch_size", [1, 2, 5, 9])
+    @pytest.mark.parametrize("budget", [math.inf, 300])
     @pytest.mark.parametrize("seed", range(4))
-    def test_no_other_cut_of_the_sorted_texts_costs_less(self, mini_batch_size, seed):
-        lengths = torch.randint(1, 200, (9,), generator=torch.Generator().manual_seed(seed))
-        mask = (torch.arange(200) < lengths[:, None]).long()
-        order, numbers = passes_by_length(mask, mini_batch_size)
-        assert sorted(order.tolist()) == list(range(9))
-        ordered = sorted(lengths.tolist())
+    def test_no_other_cut_of_the_sorted_texts_costs_less(self, mini_batch_size, budget, seed):
+        lengths = np.sort(np.random.default_rng(seed).integers(1, 200, 9))
+        ordered = lengths.tolist()
+        numbers = passes_by_length(lengths, mini_batch_size, budget)
 
         def cost(numbers):
             ends = list(itertools.accumulate(numbers))
@@ -222,8 +223,58 @@ class TestEmbedFeatures:
 
         inner = [combination for k in range(9) for combination in itertools.combinations(range(1, 9), k)]
         cuts = [[b - a for a, b in itertools.pairwise((0, *ends, 9))] for ends in inner]
-        assert max(numbers) <= mini_batch_size
-        assert cost(numbers) == min(cost(cut) for cut in cuts if max(cut) <= mini_batch_size)
+
+        def fits(numbers):
+            ends = list(itertools.accumulate(numbers))
+            return max(numbers) <= mini_batch_size and all(
+                n == 1 or n * ordered[end - 1] <= budget for n, end in zip(numbers, ends, strict=True)
+            )
+
+        assert fits(numbers)
+        assert cost(numbers) == min(cost(cut) for cut in cuts if fits(cut))
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_passes_without_padding_are_full(self, seed):
+        lengths = np.sort(np.random.default_rng(seed).integers(1, 200, 50))
+        numbers = passes_by_length(lengths, 7, 500, cost=None)
+        passes = np.split(lengths, np.cumsum(numbers)[:-1])
+        assert sum(numbers) == 50
+        for part, after in itertools.pairwise(passes):
+            assert len(part) == 7 or part.sum() + after[0] > 500
+            assert len(part) == 1 or (len(part) <= 7 and part.sum() <= 500)
+        assert passes_by_length(lengths, 50, cost=None) == [50]
+        assert passes_by_length(lengths[:0], cost=None) == passes_by_length(lengths[:0]) == []
+
+    @pytest.mark.parametrize("padded", [True, False])
+    def test_many_texts_are_cut_into_full_passes(self, padded, monkeypatch):
+        monkeypatch.setattr(embedding, "TEXTS_CUT_EXACTLY", 40)
+        lengths = np.arange(1, 101)
+        assert passes_by_length(lengths, cost=64 if padded else None) == [32, 32, 32, 4]
+        numbers = passes_by_length(lengths, 100, 400, cost=64 if padded else None)
+        ends = np.cumsum(numbers)
+        tokens = [n * end if padded else lengths[end - n : end].sum() for n, end in zip(numbers, ends, strict=True)]
+        assert sum(numbers) == 100
+        assert 300 < max(tokens) <= 400
+
+    def test_lengths_on_the_host_spare_the_device_every_question(self, tiny_model, monkeypatch):
+        features = tiny_model.preprocess([*OF_ALL_LENGTHS, "copy the file"])
+        lengths = features["attention_mask"].sum(dim=1).numpy()
+        seen = []
+
+        def encoder(part):
+            seen.append(part)
+            return {"sentence_embedding": part["input_ids"][:, :1].float()}
+
+        expected = embed_features(encoder, features, 3)
+        of_mask, seen = seen, []
+        with monkeypatch.context() as patch:
+            for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__"):
+                patch.setattr(torch.Tensor, name, lambda *_, name=name: pytest.fail(f"{name} asks the device"))
+            embeddings = embed_features(encoder, {**features, "lengths": lengths}, 3)
+        assert torch.equal(embeddings, expected)
+        for part, other in zip(seen, of_mask, strict=True):
+            assert part.keys() == other.keys()
+            assert all(torch.equal(part[name], other[name]) for name in ("input_ids", "attention_mask"))
 
 
 @pytest.mark.parametrize("side", [padded_left, dict])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -13,31 +17,58 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from bixse.encoders.processes import is_sharded, most_of_all
+from bixse.encoders.processes import is_sharded, local_part, most_of_all, world_size
+from bixse.progress import size
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PASS_COST: Mapping[str, int] = defaultdict(lambda: 2048, cpu=64)
 """Fixed cost of a pass in tokens, per device type, measured with MiniLM. A GPU computes thousands of tokens before the
 next pass is launched."""
 TEXTS_CUT_EXACTLY = 4096
 """Largest number of texts for which the best cuts are searched."""
+TEXTS_PER_PASS = 32
+"""Largest number of texts per pass on a CPU, whose caches hold no more."""
+TOKENS_PER_PASS = (512, 2**18)
+"""Lowest and highest budget of tokens per pass on a GPU. More tokens are not faster."""
+USED_SHARE = 0.7
+"""Share of the free memory of a GPU that the tokens of a pass may take by the estimate of `bytes_per_token`."""
+UNPADDED_DEVICES = {"cuda"}
+"""Types of devices with a kernel for attention that needs no padding."""
 Features: TypeAlias = Mapping[str, Any]
 """Tokenised texts for models of sentence-transformers: `input_ids` (N, T), `attention_mask` (N, T), ...
 For static embeddings, `input_ids` holds the tokens of all texts in one row, and `offsets` (N,) their starts."""
 Encoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Tensor]]
 """A SentenceTransformer, or the distributed wrapper around one."""
+TakeRows: TypeAlias = "Callable[[Features, NDArray[np.bool_], NDArray[np.int64]], dict[str, Any]]"
+"""A function that makes the features of one pass, see `take_rows`."""
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 def embed_features(
-    model: Encoder, features: Features, mini_batch_size: int = 32, gradient_cache: bool = False
+    model: Encoder, features: Features, mini_batch_size: int | None = None, gradient_cache: bool = False
 ) -> Tensor:
-    """Embed N tokenised texts in passes of similar length: (N, D), cut to `truncate_dim`, not normalised."""
+    """Embed N tokenised texts in passes of similar length: (N, D), cut to `truncate_dim`, not normalised.
+
+    `lengths` among the features are (N,) numbers of tokens on the host, of texts padded on the right; the device is
+    then asked for nothing. `mini_batch_size` is the largest number of texts per pass; None: 32, and on a GPU as many
+    tokens as its memory holds (`Passes`). Without gradients, passes that do not fit into memory are made smaller.
+    """
+    embed = partial(_embed, model, dict(features), mini_batch_size, gradient_cache)
+    if torch.is_grad_enabled() or is_sharded(model):
+        return embed()  # a step with gradients begins again as a whole; a pass of a sharded encoder takes all processes
+    return retry_with_smaller_passes(model, embed)
+
+
+def _embed(model: Encoder, features: dict[str, Any], mini_batch_size: int | None, gradient_cache: bool) -> Tensor:
     # a distributed wrapper keeps the encoder as its `module`
     dimensions: int | None = getattr(getattr(model, "module", model), "truncate_dim", None)
     sharded = is_sharded(model)
 
     def one_pass(part: dict[str, Any]) -> Tensor:
-        embeddings = model(dict(part))["sentence_embedding"]  # the encoder adds its states to the dictionary
-        return embeddings[:, :dimensions]
+        return embed_pass(model, part)[:, :dimensions]
 
     def embed(part: dict[str, Any]) -> Tensor:
         if not torch.is_grad_enabled():
@@ -49,22 +80,34 @@ def embed_features(
         embedded: Tensor = _SeparateBackward.apply(start, encode, part) if sharded else encode(part)  # type: ignore[no-untyped-call]
         return embedded
 
-    mask = features.get("attention_mask")
+    lengths, mask = features.pop("lengths", None), features.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2:
-        return embed(dict(features))
+        return embed(features)
+    tokens = _on_host(mask, lengths)
+    lengths = tokens.sum(axis=1)
     # without special tokens, an empty text has no token: models crash or give NaN, so its embedding is 0
-    with_tokens = mask.any(dim=1).nonzero().squeeze(1)
+    order = np.argsort(lengths, kind="stable")[np.count_nonzero(lengths == 0) :]
     # A batch padded to its longest text spends most of its time on padding. Trimmed passes change no embedding: the
     # mask hides padding. Left padding needs relative positions (decoders): absolute ones count from the padding on.
-    order, numbers = passes_by_length(mask[with_tokens], mini_batch_size)
-    order = with_tokens[order]
+    passes = passes_of(model, mask.device)
+    take = passes.take(model, features)
+    numbers = passes.cut(lengths[order], mini_batch_size, take is take_rows)
     # a pass through a sharded encoder gathers weights from all processes: each must call this and run as many passes;
     # a batch without any token takes one pass too, which gives the dimensions
     missing = max(1, most_of_all(len(numbers), mask.device) if sharded else 0) - len(numbers)
-    parts = [embed(take_rows(features, mask, rows)) for rows in (order.split(numbers) if numbers else [])]
+    parts = [embed(take(features, tokens, rows)) for rows in np.split(order, np.cumsum(numbers)[:-1]) if len(rows)]
     parts += [embed(_one_token(features, mask))[:0] for _ in range(missing)]
     embeddings = torch.cat(parts)
-    return embeddings.new_zeros(len(mask), embeddings.shape[1]).index_copy(0, order, embeddings)
+    return embeddings.new_zeros(len(mask), embeddings.shape[1]).index_copy(0, on_device(order, mask.device), embeddings)
+
+
+def embed_pass(model: Encoder, part: Features) -> Tensor:
+    """Embed the texts of one pass, padded or flat."""
+    embeddings = model(dict(part))["sentence_embedding"]  # the encoder adds its states to the dictionary
+    if "cu_seq_lens_k" not in part:
+        return embeddings
+    segments = (len(part["cu_seq_lens_q"]) - 1) // (len(part["cu_seq_lens_k"]) - 1)
+    return embeddings[segments - 1 :: segments]  # of a prompt that is not pooled and the rest: the rest
 
 
 class _SeparateBackward(torch.autograd.Function):
@@ -89,13 +132,13 @@ class _SeparateBackward(torch.autograd.Function):
 
 def _one_token(features: Features, mask: Tensor) -> dict[str, Any]:
     """Return features of a text of one token, with the same names."""
-    single = _map_tensors(
+    single = map_tensors(
         features, mask, lambda x: x.new_zeros(1, 1, *x.shape[2:]), lambda x: x.new_zeros(1, *x.shape[1:])
     )
     return {**single, "attention_mask": mask.new_ones(1, 1)}
 
 
-def _map_tensors(
+def map_tensors(
     features: Features, mask: Tensor, tokens: Callable[[Tensor], Tensor], texts: Callable[[Tensor], Tensor]
 ) -> dict[str, Any]:
     """Apply `tokens` to tensors with an entry per token and `texts` to tensors with an entry per text."""
@@ -108,35 +151,192 @@ def _map_tensors(
     return mapped
 
 
-def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, list[int]]:
-    """Return the (N,) rows of the (N, T) mask from the shortest to the longest text, and the size of each pass."""
-    order = torch.argsort(mask.sum(dim=1), stable=True)
-    if len(order) > TEXTS_CUT_EXACTLY:
-        return order, [len(part) for part in order.split(mini_batch_size)]  # of similar lengths: full passes
-    lengths = tuple(mask.sum(dim=1)[order].tolist())
-    return order, list(_cheapest_cut(lengths, mini_batch_size, PASS_COST[mask.device.type]))
+def _on_host(mask: Tensor, lengths: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+    """Return an (N, T) mask of tokens as an array; texts of known lengths begin at position 0."""
+    if lengths is None:
+        return mask.bool().cpu().numpy()
+    return np.arange(mask.shape[1]) < np.asarray(lengths)[:, None]
 
 
-def _cheapest_cut(lengths: tuple[int, ...], mini_batch_size: int, pass_cost: int) -> tuple[int, ...]:
-    """Return the number of texts per pass, for texts of ascending length, by dynamic programming."""
-    cost, first = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
+def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to a device without waiting for the device."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def take_rows(features: Features, tokens: NDArray[np.bool_], rows: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the chosen rows, without token positions that are padding in all rows (left or right).
+
+    `tokens` is the (N, T) mask of the features on the host.
+    """
+    mask: Tensor = features["attention_mask"]
+    columns = np.flatnonzero(tokens[rows].any(axis=0))
+    row, column = on_device(rows, mask.device), on_device(columns, mask.device)
+    return map_tensors(features, mask, lambda x: x[row[:, None], column], lambda x: x[row])
+
+
+@dataclass
+class Passes:
+    """The size of passes through one encoder on one device, and whether its texts are read without padding."""
+
+    device: torch.device
+    budget: dict[bool, float]
+    """Largest number of tokens per pass, padding included: with gradients (True), and without."""
+    largest: float = 0
+    """Tokens of the largest pass since the budget was set."""
+    verdicts: dict[Any, bool] = field(default_factory=dict)
+    """Task of the features -> True if reading without padding gives the same embeddings."""
+
+    def cut(self, lengths: NDArray[np.int64], texts: int | None, padded: bool) -> list[int]:
+        """Return the number of texts of each pass, of at most `texts`, for texts of ascending length."""
+        most = texts or (len(lengths) if self.device.type == "cuda" else TEXTS_PER_PASS)
+        budget = self.budget[torch.is_grad_enabled()]
+        numbers = passes_by_length(lengths, most, budget, PASS_COST[self.device.type] if padded else None)
+        ends = np.cumsum(numbers)
+        for start, end in zip(ends - numbers, ends, strict=True):
+            tokens = (end - start) * lengths[end - 1] if padded else lengths[start:end].sum()
+            self.largest = max(self.largest, int(tokens))
+        return numbers
+
+    def take(self, model: Any, features: Features) -> TakeRows:
+        """Return the function that makes the features of a pass: without padding if that gives the same embeddings."""
+        if self.device.type not in UNPADDED_DEVICES:
+            return take_rows
+        from bixse.encoders import unpadded
+
+        if not unpadded.is_possible(model, features, self.device):
+            return take_rows
+        task = features.get("task")  # a router reads each task with another backbone
+        if task not in self.verdicts:
+            self.verdicts[task] = unpadded.agrees(model, features)
+        if not self.verdicts[task]:
+            return take_rows
+        unpadded.switch(model)
+        return partial(unpadded.take_flat, model)
+
+    def halve(self) -> bool:
+        """Halve the budget after a pass that did not fit; return False if a smaller one would not help."""
+        gradients = torch.is_grad_enabled()
+        budget = min(self.budget[gradients], self.largest) // 2
+        if budget < TOKENS_PER_PASS[0]:
+            return False
+        log.warning(
+            "memory of %s: got a pass of %d tokens that does not fit; now %d", self.device, self.largest, budget
+        )
+        self.budget[gradients], self.largest = budget, 0
+        return True
+
+
+_PASSES: WeakKeyDictionary[Any, Passes] = WeakKeyDictionary()
+
+
+def passes_of(model: Encoder, device: torch.device) -> Passes:
+    """Return the passes of an encoder; the first call on a GPU derives and logs their budget."""
+    passes = _PASSES.get(model)
+    if passes is None or passes.device != device:
+        passes = _PASSES[model] = Passes(device, _budgets(model, device))
+    return passes
+
+
+def _budgets(model: Encoder, device: torch.device) -> dict[bool, float]:
+    if device.type != "cuda" or not isinstance(model, torch.nn.Module):
+        return {True: math.inf, False: math.inf}
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + held
+    # the first step allocates a gradient and two moments per trained weight
+    trained = sum(local_part(part).numel() for part in model.parameters() if part.requires_grad)
+    configs = [module.config for module in model.modules() if hasattr(getattr(module, "config", None), "hidden_size")]
+    low, high = TOKENS_PER_PASS
+    budget: dict[bool, float] = {}
+    for gradients in (True, False):
+        memory = USED_SHARE * (free - 12 * trained * gradients)
+        each = max((bytes_per_token(config, gradients) for config in configs), default=2**20)
+        budget[gradients] = max(low, min(high, int(memory / each)))
+    log.warning(
+        "passes on %s: at most %d tokens with gradients, %d without (%s free)",
+        device, budget[True], budget[False], size(free),
+    )  # fmt: skip
+    return budget
+
+
+def bytes_per_token(config: Any, gradients: bool) -> int:
+    """Return an upper estimate of the memory per token of a transformer in bf16 autocast, from its config."""
+    hidden = config.hidden_size
+    heads = config.num_attention_heads * (getattr(config, "head_dim", None) or hidden // config.num_attention_heads)
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    # counted from BERT and Llama: residuals and norms are float32, and each linear layer keeps a bf16 copy of its input
+    if gradients:
+        return int(config.num_hidden_layers * (24 * hidden + 30 * heads + 10 * inner))
+    return int(32 * hidden + 16 * heads + 10 * inner)
+
+
+def retry_with_smaller_passes(model: Encoder, step: Callable[[], T]) -> T:
+    """Run a step; while memory does not suffice, begin it again with passes of half the size.
+
+    A step with gradients begins again without gradients and with the random state it began with, so that nothing is
+    applied twice. It is not begun again if gradients of an earlier step are there, or if other processes wait for it.
+    """
+    training = torch.is_grad_enabled()
+    weights = list(model.parameters()) if training and isinstance(model, torch.nn.Module) else []
+    final = training and (world_size() > 1 or any(part.grad is not None for part in weights))
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    states = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
+    while True:
+        try:
+            return step()
+        except torch.OutOfMemoryError:
+            if final or model not in _PASSES or not _PASSES[model].halve():
+                raise
+        # here, as the handled error would still hold the tensors of the pass
+        for part in weights:
+            part.grad = None
+        torch.set_rng_state(states[0])
+        if states[1] is not None:
+            torch.cuda.set_rng_state(states[1])
+            torch.cuda.empty_cache()
+
+
+def passes_by_length(
+    lengths: NDArray[np.int64],
+    texts: int = TEXTS_PER_PASS,
+    budget: float = math.inf,
+    cost: int | None = PASS_COST["cpu"],
+) -> list[int]:
+    """Return the number of texts of each pass, for texts of ascending length.
+
+    A pass has at most `texts` texts and `budget` tokens, or a single text. Texts are padded to the longest one of their
+    pass, and the cut with the fewest tokens is taken, where a pass costs `cost` tokens; None: there is no padding.
+    """
+    ends = np.arange(1, len(lengths) + 1)
+    if cost is not None:
+        first = ends - np.minimum(np.maximum(np.floor(budget / lengths), 1), texts)
+    else:
+        before = np.concatenate([[0], np.cumsum(lengths)])
+        first = np.maximum(np.minimum(np.searchsorted(before, before[1:] - budget), ends - 1), ends - texts)
+    first = np.maximum(first, 0).astype(np.int64)
+    """The lowest start of a pass that ends before `end`, at `end - 1`."""
+    if cost is not None and len(lengths) <= TEXTS_CUT_EXACTLY:
+        return _cheapest_cut(lengths, first, cost)
+    numbers: list[int] = []  # of similar lengths: full passes
+    while (start := sum(numbers)) < len(lengths):
+        numbers.append(int(np.searchsorted(first, start, side="right")) - start)
+    return numbers
+
+
+def _cheapest_cut(lengths: NDArray[np.int64], first: NDArray[np.int64], pass_cost: int) -> list[int]:
+    """Return the number of texts per pass by dynamic programming; `first` is the lowest start per end."""
+    cost, best = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
     for end in range(1, len(lengths) + 1):
-        starts = np.arange(max(0, end - mini_batch_size), end)
+        starts = np.arange(first[end - 1], end)
         # a pass costs its number of texts times its longest text, and a fixed number of tokens
         costs = cost[starts] + (end - starts) * lengths[end - 1] + pass_cost
-        cost[end], first[end] = costs.min(), starts[costs.argmin()]
+        cost[end], best[end] = costs.min(), starts[costs.argmin()]
     numbers: list[int] = []
     end = len(lengths)
     while end > 0:
-        numbers.append(int(end - first[end]))
-        end = int(first[end])
-    return tuple(reversed(numbers))
-
-
-def take_rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:
-    """Return the chosen rows, without token positions that are padding in all rows (left or right)."""
-    columns = mask[rows].any(dim=0).nonzero().squeeze(1)
-    return _map_tensors(features, mask, lambda value: value[rows][:, columns], lambda value: value[rows])
+        numbers.append(int(end - best[end]))
+        end = int(best[end])
+    return numbers[::-1]
 
 
 def tokens_without_padding(features: Features) -> Tensor:

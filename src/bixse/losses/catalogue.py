@@ -34,8 +34,8 @@ class LossOptions(Settings):
     false_negative_margin: float | None = Field(default=None, ge=0, le=2)
     """Leave out likely false negatives: unlabelled entries whose cosine exceeds that of the query's best relevant
     document (relevance of 0.5 or more) by more than this number. null leaves out none. InfoNCE follows Qwen3's rule."""
-    mini_batch_size: int = Field(default=32, ge=1)
-    """Maximum number of texts per pass through the encoder."""
+    mini_batch_size: int | None = Field(default=None, ge=1)
+    """Maximum number of texts per pass through the encoder; null: 32, or on a GPU as many as its memory holds."""
     gradient_cache: bool = False
     """Hold the activations of one pass at a time and compute them again in the backward pass (Gao et al. 2021,
     arXiv:2101.06983). Training takes a third more time, and only embeddings limit the batch. Gradients are the same."""

@@ -12,6 +12,7 @@ from sentence_transformers.util import batch_to_device
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from bixse.encoders.loading.precision import rounding
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
@@ -77,6 +78,13 @@ def reading_at_most(model: SentenceTransformer, max_length: int | None) -> Itera
 def backbones(model: SentenceTransformer) -> list[Any]:
     """Return the parts that read texts with a transformers model."""
     return [part for part in input_parts(model) if getattr(part, "auto_model", None) is not None]
+
+
+def first_position(part: nn.Module) -> int:
+    """Return the position of the first token in a table of positions: RoBERTa counts from padding_idx + 1 on."""
+    tables = [getattr(module, "position_embeddings", None) for module in part.modules()]
+    padding = [getattr(table, "padding_idx", None) for table in tables]
+    return max((index + 1 for index in padding if index is not None), default=0)
 
 
 def transformer_blocks(backbone: nn.Module) -> list[nn.Module]:
@@ -149,12 +157,13 @@ def check_padding(model: SentenceTransformer, name: str) -> None:
         for tried in ("right", "left"):
             tokenizer.padding_side = tried
             difference = float((_unit_embedding(model, [SAMPLE_TEXT, LONG_TEXT]) - alone).abs().max())
-            allowed = TOLERANCE if alone.dtype == torch.float32 else 50 * TOLERANCE  # half precision rounds more
+            rounded = rounding(alone.dtype)
+            allowed = TOLERANCE if rounded == "float32" else 50 * TOLERANCE  # half precision rounds more
             if not difference <= allowed:  # also NaN
                 raise ModelError(
                     f"model {name!r}: got another embedding of a text when it is padded on the {tried} (a difference "
-                    f"of {difference:.3g}); expected the same within {allowed:g}; fix: check that the tokenizer "
-                    "has a padding token of its own and the model takes an attention mask"
+                    f"of {difference:.3g}); expected the same within {allowed:g}, as it computes in {rounded}; fix: "
+                    "check that the tokenizer has a padding token of its own and the model takes an attention mask"
                 )
     finally:
         tokenizer.padding_side = side

@@ -379,7 +379,7 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
 
 def _keep_within_positions(model: SentenceTransformer) -> int | None:
     """Lower length limits beyond the number of positions; return the highest number of tokens, None for no limit."""
-    from bixse.encoders.loading.backbones import input_parts
+    from bixse.encoders.loading.backbones import first_position, input_parts
 
     limits: list[int] = []
     part: Any
@@ -388,10 +388,7 @@ def _keep_within_positions(model: SentenceTransformer) -> int | None:
         positions = getattr(config, "max_position_embeddings", None)
         if not positions or positions < 0:
             continue
-        tables = [getattr(module, "position_embeddings", None) for module in part.modules()]
-        padding = [getattr(table, "padding_idx", None) for table in tables]
-        # RoBERTa counts positions from padding_idx + 1 on: 514 positions hold 512 tokens
-        unused = max((index + 1 for index in padding if index is not None), default=0)
+        unused = first_position(part)  # 514 positions of RoBERTa hold 512 tokens
         limits.append(int(positions) - unused)
         length = getattr(part, "max_seq_length", None)
         if unused and length is not None and length > limits[-1]:

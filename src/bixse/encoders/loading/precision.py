@@ -83,6 +83,18 @@ def bf16_is_fast(device: torch.device | str = "cpu") -> bool:
     return False
 
 
+def rounding(dtype: torch.dtype) -> str:
+    """Return the precision that products of tensors of a dtype are rounded to: "float32", or a coarser one."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    if dtype not in (torch.float32, torch.float64):
+        return str(dtype).removeprefix("torch.")
+    chosen = getattr(matmul, "fp32_precision", None)  # from PyTorch 2.9 on, which refuses to mix it with allow_tf32
+    tf32 = matmul.allow_tf32 if chosen is None else chosen == "tf32"
+    return "float32 with TF32 allowed, which rounds as half precision does" if tf32 else "float32"
+
+
 def autocast(device: torch.device | str, setting: str | None = None) -> AbstractContextManager[object]:
     """Return a context that computes as `resolve_precision` says."""
     import torch

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bixse.encoders.loading.build import model_hashes, quiet_loading
-from bixse.encoders.loading.precision import default_device, resolve_precision
+from bixse.encoders.loading.precision import default_device, resolve_precision, rounding
 from bixse.encoders.loading.weights_check import unused_weights, warn_of_unused
 from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import file_hash
@@ -264,7 +264,7 @@ class PromptReader:
         sizes = ((31, 9), (17, 3), (13, 5), (22, 2), (30, 4))
         head, *tails = [[(7 + step * i) % vocabulary for i in range(size)] for step, size in sizes]
         expected = torch.cat([self.read([head + tail])[0] for tail in tails])
-        allowed = (_HALF_TOLERANCE if torch.finfo(self.model.dtype).bits < 32 else _TOLERANCE) * expected.std()
+        allowed = (_TOLERANCE if rounding(self.model.dtype) == "float32" else _HALF_TOLERANCE) * expected.std()
         try:
             variants = [self.read([head + tail for tail in tails])[0]]
             variants.append(self.read(tails, self.read([head], keep=True)[1], len(head))[0])
