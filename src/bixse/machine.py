@@ -1,10 +1,19 @@
-"""The CPU cores of this process, and the rank and number of processes that a launcher sets."""
+"""The CPU cores of this process, work done ahead by a thread, and the rank and number of processes of a launcher."""
 
 from __future__ import annotations
 
 import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 
 from bixse.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def cores() -> int:
@@ -22,3 +31,23 @@ def launched_number(name: str, least: int) -> int:
             f"fix: unset {name}, or let a launcher set it"
         )
     return int(text)
+
+
+def ahead(work: Callable[[T], R], items: Iterable[T], number: int = 2) -> Generator[R]:
+    """Yield `work(item)` in order, while a thread works on the next `number` items; 0 means no thread.
+
+    Errors of the thread are raised here. Close the generator (`contextlib.closing`) to end the thread at another error.
+    """
+    if number == 0:
+        yield from map(work, items)
+        return
+    pool, pending = ThreadPoolExecutor(1, thread_name_prefix="bixse-ahead"), deque[Future[R]]()
+    try:
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) > number:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

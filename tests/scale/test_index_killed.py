@@ -17,7 +17,7 @@ from bixse.encoders import encode
 from bixse.search import store
 from bixse.scale.index.index_settings import IndexSettings
 from bixse.scale.index.make_index import make_index
-store.SAVED_TOGETHER = 4
+store.SAVED_TOGETHER = {"cpu": 4}
 encode_here = encode.encode_here
 def slow(*arguments):
     time.sleep(0.05)

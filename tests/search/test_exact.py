@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bixse.errors import InputError
-from bixse.search.exact import QUERY_BLOCK, exact_search, to_run
+from bixse.errors import InputError, NotFiniteError
+from bixse.search import exact
+from bixse.search.exact import QUERY_BLOCK, TopK, exact_search, home_of, search_device, to_run
 from bixse.search.search_collection import EncodedCollection
 
 
@@ -36,12 +37,100 @@ def test_search_equals_a_plain_sort_with_ties_whatever_the_chunks(seed, count, t
 
 
 def test_more_queries_than_a_block():
-    check(integers(2, 2 * QUERY_BLOCK + 3), integers(3, 20), 4, chunk_size=6)
+    check(integers(2, 2 * QUERY_BLOCK["cpu"] + 3), integers(3, 20), 4, chunk_size=6)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def gpu_way(request, monkeypatch):
+    """The device of a search by the operations that a GPU is fast at: a GPU, or the CPU that stands in for it."""
+    monkeypatch.setattr(exact, "_BEST_KEYS", dict.fromkeys(("cpu", "cuda"), exact._best_by_topk))
+    monkeypatch.setattr(exact, "QUERY_BLOCK", {"cpu": 2, "cuda": 2})
+    monkeypatch.setattr(exact, "_TIED_ROWS", 1)
+    monkeypatch.setattr(exact, "_PINNED", 12)
+    return request.param
+
+
+class TestOnGPU:
+    @pytest.mark.parametrize(("count", "top_k", "chunk_size"), [(60, 7, 13), (60, 7, 60), (9, 20, 4), (20, 20, 20)])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_ties_inside_chunks_and_across_them_equal_a_sort(self, gpu_way, seed, count, top_k, chunk_size):
+        queries, documents = integers(seed, 5, 2, reach=1), integers(seed + 9, count, 2, reach=1)
+        scores, indices = exact_search(queries, documents, top_k, chunk_size, gpu_way)
+        products = queries @ documents.T
+        order = np.stack([np.lexsort((np.arange(count), -row)) for row in products])[:, :top_k]
+        np.testing.assert_array_equal(indices, order)
+        np.testing.assert_array_equal(scores, np.take_along_axis(products, order, axis=1))
+
+    @pytest.mark.parametrize("value", [0.0, 1.0])
+    def test_equal_documents_stay_in_order(self, gpu_way, value):
+        documents = np.full((50, 3), value, dtype=np.float32)
+        assert exact_search(np.ones((3, 3)), documents, 5, 11, gpu_way)[1].tolist() == [[0, 1, 2, 3, 4]] * 3
+
+    def test_negative_zero_equals_zero(self, gpu_way):
+        documents = np.array([[-1.0], [-0.0], [0.0], [-0.0], [0.0]], dtype=np.float32)
+        assert exact_search(np.ones((1, 1)), documents, 2, device=gpu_way)[1].tolist() == [[1, 2]]
+
+    def test_blocks_may_be_cut_anywhere_and_continued_from_the_saved_state(self, gpu_way):
+        queries, documents = integers(1, 3, 2), integers(2, 40, 2)
+        first = TopK(queries, 6, gpu_way)
+        first.add(documents[:17], 5)
+        second = TopK(queries, 6, gpu_way)
+        second.keys, second.seen = torch.tensor(first.keys.tolist(), device=gpu_way), first.seen
+        second.add(torch.from_numpy(documents[17:]).to(gpu_way))
+        np.testing.assert_array_equal(second.result()[1], naive(queries, documents, 6)[1])
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    def test_numbers_that_are_not_finite_are_refused(self, gpu_way, value):
+        documents = integers(3, 30)
+        documents[25, 1] = value
+        with pytest.raises(NotFiniteError, match="document embeddings"):
+            exact_search(integers(4, 3), documents, 5, 8, gpu_way)
+
+    def test_inner_products_beyond_float32_are_refused_among_the_best_alone(self, gpu_way):
+        """Infinity minus infinity is no score: PyTorch's topk takes it for the highest."""
+        queries = np.full((2, 2), 3e38, dtype=np.float32)
+        documents = np.array([[1e3, -1e3], [0, 0], [1e-3, 0], [2e-3, 0]], dtype=np.float32)
+        with pytest.raises(InputError, match="inner products beyond float32"):
+            exact_search(queries, documents, 4, device=gpu_way)
+        assert exact_search(queries, documents, 2, device=gpu_way)[1].tolist() == [[3, 2]] * 2
 
 
 @pytest.mark.gpu
-def test_a_gpu_gives_the_same_documents():
-    check(integers(8, 300), integers(9, 400), 7, 64, device="cuda")
+class TestOnOneGPU:
+    def test_host_memory_and_device_memory_give_equal_results(self, tmp_path):
+        documents = integers(9, 5000, 64)
+        documents.tofile(tmp_path / "documents.f32")
+        mapped = np.memmap(tmp_path / "documents.f32", np.float32, "r", shape=documents.shape)
+        queries = integers(8, 300, 64)
+        expected = naive(queries, documents, 7)
+        for given_documents in (documents, mapped, documents.astype(np.float16), torch.from_numpy(documents).cuda()):
+            for result, values in zip(exact_search(queries, given_documents, 7, 640, "cuda"), expected, strict=True):
+                np.testing.assert_array_equal(result, values)
+
+    def test_scores_are_float32_where_tf32_is_allowed(self):
+        draw = np.random.default_rng(0)
+        queries, documents = (draw.standard_normal((rows, 256)).astype(np.float32) for rows in (64, 4096))
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            scores, indices = exact_search(queries, documents, 10, device="cuda")
+            assert torch.get_float32_matmul_precision() == "high"
+        finally:
+            torch.set_float32_matmul_precision(before)
+        expected = np.einsum("qkd,qd->qk", documents[indices].astype(np.float64), queries.astype(np.float64))
+        np.testing.assert_allclose(scores, expected, atol=1e-4)  # TF32 is wrong by 1e-2
+
+    def test_a_large_search_is_done_on_the_gpu_and_a_small_one_is_not(self):
+        assert (search_device(64, 2**20), search_device(1, 2**30), search_device(64, 100)) == ("cuda", "cpu", "cpu")
+        assert (home_of(2**20), home_of(2**50)) == ("cuda", "cpu")
+
+
+def test_chunks_shrink_with_the_free_memory_of_a_gpu(monkeypatch):
+    queries = torch.empty(1000, 384, device="meta")
+    monkeypatch.setattr(exact.torch.Tensor, "device", torch.device("cuda"))
+    for free, expected in ((2**40, exact.LARGEST_CHUNK), (2**10, exact.SMALLEST_CHUNK), (4 * 12_609 * 50_000, 50_000)):
+        monkeypatch.setattr(exact, "_free_memory", lambda _, free=free: free)
+        assert exact._chunk_size(queries) == expected
 
 
 def test_scores_keep_their_bits():

@@ -46,7 +46,7 @@ def test_each_text_is_encoded_once_and_only_new_ones_later(tiny_model, encoded):
 
 
 def test_a_killed_process_loses_only_the_texts_that_it_was_encoding(tiny_model, encoded, monkeypatch):
-    monkeypatch.setattr(store_module, "SAVED_TOGETHER", 2)
+    monkeypatch.setattr(store_module, "SAVED_TOGETHER", {"cpu": 2})
 
     def stop(count):
         if len(encoded) == 4:

@@ -24,7 +24,7 @@ from bixse.errors import InputError
 from bixse.extensions import extension
 from bixse.files.files import file_hash, read_text, write_atomically
 from bixse.search.bm25 import BM25, BM25_NAME
-from bixse.search.exact import TopK
+from bixse.search.exact import TopK, search_device
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ MOST_CACHED = 1_000_000
 
 
 class _Search:
-    def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32], depth: int) -> None:
+    def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32], depth: int, documents: int) -> None:
         self.query_set = query_set
-        self.best = TopK(embeddings, depth)
+        self.best = TopK(embeddings, depth, search_device(len(embeddings), documents))
         self.names: dict[int, str] = {}
         """Position in the corpus -> id, for the best documents."""
 
@@ -73,7 +73,8 @@ class _Search:
         return {"keys": self.best.keys.tolist(), "seen": self.best.seen, "names": self.names}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.best.keys = torch.tensor(state["keys"], dtype=torch.int64).reshape(len(self.query_set.queries), -1)
+        keys = torch.tensor(state["keys"], dtype=torch.int64, device=self.best.keys.device)
+        self.best.keys = keys.reshape(len(self.query_set.queries), -1)
         self.best.seen = int(state["seen"])
         self.names = {int(n): str(name) for n, name in state["names"].items()}
 
@@ -113,7 +114,8 @@ def search_blocks(
         embeddings, is_cut = encode_and_count(store.model, list(query_set.queries.values()), "query")
         store.count("queries", is_cut)
         if query_set.candidates is None:
-            states.append(_Search(query_set, embeddings, depth + task.exclude_self))  # the query itself is removed
+            deeper = depth + task.exclude_self  # the query itself is removed
+            states.append(_Search(query_set, embeddings, deeper, task.count))
         else:
             states.append(_Reranking(query_set, embeddings))
     searches = [state for state in states if isinstance(state, _Search)]

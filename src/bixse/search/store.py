@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import closing
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from bixse.data.collection import Document
     from bixse.progress import ProgressBars
 
-SAVED_TOGETHER = 2048
-"""Texts encoded between two saves: a killed process encodes at most these again."""
+SAVED_TOGETHER: Mapping[str, int] = defaultdict(lambda: 2048, cuda=16_384)
+"""Texts encoded between two saves, per device type: a killed process encodes at most these again, for some seconds."""
 LOOKED_UP_TOGETHER = 4096
 """Texts per look-up, below SQLite's limit of 32,766 parameters."""
 SECONDS_WAITED = 60.0  # for the lock of another process
@@ -88,8 +88,9 @@ class EmbeddingStore:
         missing = np.sort(missing)  # the sort by length is stable: equal lengths stay in the order of the corpus
         missing = missing[by_length([texts[row] for row in missing])]
         self.encoded += len(missing)
-        for start in range(0, len(missing), SAVED_TOGETHER):
-            rows = missing[start : start + SAVED_TOGETHER]
+        together = SAVED_TOGETHER[self.model.device.type]
+        for start in range(0, len(missing), together):
+            rows = missing[start : start + together]
             some = [texts[row] for row in rows]
             embeddings[rows], is_cut[rows] = encode_and_count(self.model, some, "document", progress=progress)
             self._write({digests[row]: embeddings[row].tobytes() + bytes([int(is_cut[row])]) for row in rows})

@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from bixse.data.trec import ranked, read_run
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
@@ -16,7 +18,7 @@ from bixse.evaluation.systems import run_file
 from bixse.scale.index.search import open_index
 from bixse.scale.index.vector_store import is_stored
 from bixse.search.bm25 import BM25, BM25_NAME
-from bixse.search.exact import exact_search
+from bixse.search.exact import exact_search, home_of
 from bixse.search.search_collection import Hit, check_queries, hits_of, matches_in
 from bixse.search.store import EmbeddingStore, encode_corpus
 
@@ -89,7 +91,8 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
 
         return Searcher(name, "run", find_in_run)
     model = build_encoder(name)
-    documents, items = encode_corpus(EmbeddingStore(model), corpus, progress), list(corpus.items())
+    embeddings, items = encode_corpus(EmbeddingStore(model), corpus, progress), list(corpus.items())
+    documents = torch.from_numpy(embeddings).to(home_of(embeddings.nbytes))
 
     @lru_cache(CACHED)
     def find_by_model(text: str, query_id: str | None, top: int) -> list[Hit]:

@@ -112,3 +112,19 @@ def make_weights_float32(model: torch.nn.Module) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype in (torch.float16, torch.bfloat16):
             tensor.data = tensor.data.float()
+
+
+@contextmanager
+def float32_products() -> Iterator[None]:
+    """Compute float32 products of a GPU inside the block in float32, even where TF32 is allowed."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    # PyTorch 2.9 and later raise an error where its old and its new name of the setting are mixed
+    name, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(matmul, name)
+    setattr(matmul, name, exact)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)

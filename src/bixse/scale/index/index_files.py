@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,7 @@ from bixse.data.run import RUN_FILE
 from bixse.errors import InputError, first_fault
 from bixse.files.files import atomic_file, read_text, write_atomically
 from bixse.files.parquet import checked_file, open_table, reading, table_writer
-from bixse.search.exact import TopK
+from bixse.search.exact import TopK, home_of, search_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -162,7 +163,7 @@ def write_embeddings(path: Path, embeddings: NDArray[np.float32]) -> None:
 
 
 class IndexFiles:
-    """The open files of an index: embeddings are memory-mapped, texts are read on request.
+    """The open files of an index: embeddings are memory-mapped or on a GPU, texts are read on request.
 
     A missing or damaged file raises InputError: the hash of embeddings is checked at their first use, the checksum of
     a page of texts at every read.
@@ -181,6 +182,8 @@ class IndexFiles:
         if self._texts.metadata.num_rows != manifest.documents:
             raise damaged(self._path, f"{self._texts.metadata.num_rows} documents", f"{manifest.documents}")
         self._ids: pa.ChunkedArray | None = None
+        self._searched: dict[int, torch.Tensor] = {}
+        """Embeddings of shards on the device where they stay, `_home`."""
 
     def search(
         self, queries: NDArray[np.float32], top: int, exact: bool = True, texts: bool = True
@@ -189,9 +192,12 @@ class IndexFiles:
 
         Every search is exact. Without `texts` the documents are empty.
         """
-        best = TopK(queries, top)
+        home = self._home if self._home != "cpu" else search_device(len(queries), self.manifest.documents)
+        best = TopK(queries, top, home)
         for shard in self.manifest.shards:
-            best.add(self._shard(shard))
+            if shard not in self._searched:
+                self._searched[shard] = self._shard(shard).to(self._home)
+            best.add(self._searched[shard])
         scores, rows = best.result()
         wanted = rows.ravel().tolist()
         documents = iter(self.documents(wanted) if texts else [(name, NO_TEXT) for name in self._names(wanted)])
@@ -222,6 +228,10 @@ class IndexFiles:
     def close(self) -> None:
         """Close the file of texts; the embeddings stay mapped as long as they are used."""
         self._texts.close()
+
+    @cached_property
+    def _home(self) -> str:
+        return home_of(4 * self.manifest.documents * self.manifest.encoder.dimensions)
 
     def _mapped(self, shard: int) -> tuple[torch.Tensor, str]:
         """Return the memory-mapped (n, D) embeddings of a shard, and their SHA-256 as written."""
