@@ -11,7 +11,7 @@ import pytest
 import bixse
 from bixse.cli.main import parse
 from bixse.data.run import LAST_VERSION
-from compat.make import ANSWERED, FIXTURE, ODD_ENDS, QUERY, SHORTER, STOPPED_AT, UNINTERRUPTED, VALUES, scores, steps_in
+from compat.make import ANSWERED, FIXTURE, ODD_ENDS, QUERY, SHORTER, STOPPED_AT, VALUES, scores
 from helpers.command import call
 
 pytestmark = pytest.mark.precision("float32")
@@ -65,25 +65,16 @@ def test_finished_training_is_reused(copied, capsys):
     assert content("train-finished") == before
 
 
-def test_interrupted_training_is_continued(copied, capsys):
-    assert steps_in(Path("train-interrupted")) == STOPPED_AT
-    before, log = record("train-interrupted"), losses("train-interrupted")
-    run(capsys, "train", "train-interrupted")
-    after = losses("train-interrupted")
-    assert {step: after[step] for step in log} == log  # no step is made again
-    assert after == pytest.approx(losses("", UNINTERRUPTED), **CLOSE_LOSS)
-    assert record("train-interrupted")["started"] == before["started"]
-    assert set(bixse.load_relevance_model("train-interrupted/model").heads) == {None}
-
-
-def test_interrupted_training_with_a_head_per_length_is_left_to_the_version_that_began_it(copied, capsys):
-    folder = Path("train-interrupted-cut")
-    before, words = content(folder), ("train", "--config", "train.yaml", "--out", folder, *SHORTER)
+@pytest.mark.parametrize("folder", ["train-interrupted", "train-interrupted-cut"])
+def test_interrupted_training_with_a_bias_of_another_form_is_left_to_the_version_that_began_it(copied, capsys, folder):
+    more = SHORTER if folder.endswith("cut") else []
+    before, words = content(folder), ("train", "--config", "train.yaml", "--out", Path(folder), *more)
     code, envelope = call(capsys, *words)
     assert (code, LAST_VERSION in "".join(envelope["errors"])) == (1, True)
     after = content(folder)
-    assert {path for path in before if after[path] != before[path]} == {"train-interrupted-cut/run.json"}
-    assert call(capsys, *words[: -len(SHORTER)])[0] == 2  # without the lengths it is another run
+    assert {path for path in before if after[path] != before[path]} == {f"{folder}/run.json"}
+    other = [] if more else SHORTER
+    assert call(capsys, *words[: len(words) - len(more)], *other)[0] == 2  # with other lengths it is another run
 
 
 def test_finished_study_is_reused(copied, capsys):

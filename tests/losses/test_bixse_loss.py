@@ -121,7 +121,7 @@ class TestBiasStart:
     def test_a_bias_that_is_not_learned_gets_no_gradient(self, tiny_model):
         value, loss = loss_of(tiny_model, [QUERIES, COLUMNS[:3]], torch.ones(3), learn_bias=False, learn_scale=True)
         value.backward()
-        assert loss.logit_bias.grad is None
+        assert loss.scaled_bias.grad is None
         assert loss.logit_scale.grad is not None
 
 

@@ -91,9 +91,7 @@ def test_a_trained_model_loads_in_the_plain_library_with_its_probabilities(model
     rows = {"query": QUERIES * 4, "document": COLUMNS[0] * 4, "label": [1.0, 0.6] * 4}
     kinds = (SparseEncoderTrainer, SparseEncoderTrainingArguments) if sparse else (
         MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments)  # fmt: skip
-    arguments = kinds[1](
-        str(tmp_path / "run"), max_steps=2, report_to="none", learning_rate_mapping={"logit_bias": 0.1}
-    )
+    arguments = kinds[1](str(tmp_path / "run"), max_steps=2, report_to="none")
     trainer = kinds[0](
         model, arguments, train_dataset=Dataset.from_dict(rows), loss=outer, callbacks=[SaveRelevanceHead(loss)]
     )

@@ -15,6 +15,7 @@ from bixse.losses.catalogue import LOSSES, LOSSES_THAT_LEFT
 from bixse.training import checks
 from bixse.training.checks import check_learned, embedding_spreads
 from bixse.training.config import OptimizerConfig, TrainConfig
+from bixse.training.inputs import make_loss
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.setup import training_arguments
 from helpers.row_files import yaml_file
@@ -121,10 +122,13 @@ def test_flags_override_the_file_and_leave_the_rest(tmp_path):
     assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.num_train_epochs": 1}).optimizer.num_train_epochs == 1
 
 
-def test_the_rates_of_the_encoder_and_of_the_bias(tmp_path):
+def test_the_rates_of_the_encoder_and_of_the_bias(tiny_model_path, tmp_path):
     optimizer = OptimizerConfig(global_batch_size=64, bias_lr_multiplier=10)
-    arguments = training_arguments(TrainConfig(pairs="p.csv", optimizer=optimizer), tmp_path, None)
-    assert (arguments.learning_rate, arguments.bias_lr_multiplier) == (2e-4, 10)
+    config = TrainConfig(pairs="p.csv", model=str(tiny_model_path), optimizer=optimizer)
+    assert training_arguments(config, tmp_path, None).learning_rate == 2e-4
+    assert make_loss(config, None).multiplier == 10
+    with pytest.raises(ValueError, match=r"optimizer\.bias_lr_multiplier"):
+        TrainConfig(pairs="p.csv", loss_options={"bias_lr_multiplier": 10})
 
 
 def test_a_batch_that_the_processes_cannot_share_and_a_tracker_that_is_not_installed(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from launch import ACCELERATE, TOLERANCE, compare, finish, free_port, run_all, settings_file
+from launch import ACCELERATE, TOLERANCE, compare, finish, free_port, run_all, settings_file, start
 
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
@@ -136,6 +136,30 @@ def test_the_launchers_of_torch_and_accelerate(alone, configs, tmp_path, launche
     assert {code for code, *_ in ended} == {0}, ended
     assert sum(output.count("trained: ") for _, output, _ in ended) == 1
     compare(alone("bixse"), tmp_path / "out")
+
+
+STOCK = """
+import sys
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from bixse import BiXSELoss
+model = SentenceTransformer(sys.argv[1], device="cpu")
+texts = [f"word {number} of a text" for number in range(16)]
+data = Dataset.from_dict({"query": texts, "document": texts[::-1], "label": [number / 16 for number in range(16)]})
+args = SentenceTransformerTrainingArguments(sys.argv[2], max_steps=4, per_device_train_batch_size=4, use_cpu=True,
+    learning_rate=1e-3, save_strategy="no", report_to="none", disable_tqdm=True)
+loss = BiXSELoss(model, bias=-2.0)
+SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss).train()
+print("bias", repr(loss.logit_bias.item()))
+"""
+
+
+def test_the_librarys_trainer_keeps_one_bias_in_all_processes(tiny_model_path, tmp_path):
+    ended = finish(start(2, tiny_model_path, tmp_path, script=STOCK))
+    biases = {line for _, text, _ in ended for line in text.splitlines() if line.startswith("bias")}
+    assert [code for code, *_ in ended] == [0, 0], ended[0][2][-2000:]
+    assert len(biases) == 1
+    assert biases != {"bias -2.0"}
 
 
 @pytest.mark.slow

@@ -48,11 +48,13 @@ class After(TrainerCallback):
 
 def make_trainer(model, pairs, folder, loss=None, callbacks=None, evaluator=None, **changes):
     set_seed(11)
-    learning = {"learning_rate": 1e-3, "bias_lr_multiplier": 10.0, "warmup_steps": 0.1, "documents_per_query": 3}
+    learning = {"learning_rate": 1e-3, "warmup_steps": 0.1, "documents_per_query": 3}
     saving = {"save_strategy": "steps", "save_steps": 1, "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
     settings = {"num_train_epochs": 3, "per_device_train_batch_size": 8, "seed": 11, **learning, **saving, **changes}
     arguments = GradedTrainingArguments(str(folder), **settings)
-    return GradedTrainer(model, arguments, pairs, loss or BiXSELoss(model), evaluator, callbacks)
+    return GradedTrainer(
+        model, arguments, pairs, loss or BiXSELoss(model, bias_lr_multiplier=10.0), evaluator, callbacks
+    )
 
 
 def state_of(trainer):
@@ -64,14 +66,14 @@ def fresh(path):
 
 
 @pytest.mark.parametrize("learn_scale", [False, True])
-def test_only_the_logit_bias_gets_the_multiplied_rate_and_a_learned_scale_takes_no_weight_decay(
+def test_the_scale_and_the_bias_take_no_weight_decay_and_no_rate_of_their_own(
     tiny_model, graded_pairs, tmp_path, learn_scale
 ):
     loss = BiXSELoss(tiny_model, learn_scale=learn_scale)
     trainer = make_trainer(tiny_model, graded_pairs, tmp_path, loss, weight_decay=0.1)
     groups = {id(p): group for group in trainer.create_optimizer().param_groups for p in group["params"]}
-    bias, scale = (groups.get(id(own), {}) for own in (loss.logit_bias, loss.logit_scale))
-    assert (bias["lr"], bias["weight_decay"]) == (pytest.approx(1e-2), 0.0)
+    bias, scale = (groups.get(id(own), {}) for own in (loss.scaled_bias, loss.logit_scale))
+    assert (bias["lr"], bias["weight_decay"]) == (1e-3, 0.0)
     assert (scale.get("lr"), scale.get("weight_decay")) == ((1e-3, 0.0) if learn_scale else (None, None))
     encoder = [groups[id(p)] for p in tiny_model.parameters()]
     assert {group["lr"] for group in encoder} == {1e-3}
@@ -79,12 +81,12 @@ def test_only_the_logit_bias_gets_the_multiplied_rate_and_a_learned_scale_takes_
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [("nan", r"got loss nan at step 4"), ("inf", r"\(logit_bias\) after step 3")]
+    ("value", "message"), [("nan", r"got loss nan at step 4"), ("inf", r"\(scaled_bias\) after step 3")]
 )
 def test_numbers_that_are_not_finite_stop_the_run_and_are_not_written(
     tiny_model, graded_pairs, tmp_path, value, message
 ):
-    spoil = After(3, lambda control: trainer.loss.logit_bias.data.fill_(float(value)))
+    spoil = After(3, lambda control: trainer.loss.set_bias(float(value)))
     saves = {"save_steps": 2 if value == "nan" else 1}
     trainer = make_trainer(tiny_model, graded_pairs, tmp_path, callbacks=[spoil], **saves)
     with pytest.raises(DivergedError, match=message):
@@ -116,7 +118,7 @@ def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     resumed.train(resume_from_checkpoint=True)
     expected, got = state_of(whole), state_of(resumed)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
-    assert expected["logit_bias"] != whole.state.log_history[0]["logit_bias"]
+    assert 10 * expected["scaled_bias"] != whole.state.log_history[0]["logit_bias"]
     moments = [t.optimizer.state_dict()["state"] for t in (whole, resumed)]
     assert all(torch.equal(moments[0][k]["exp_avg"], moments[1][k]["exp_avg"]) for k in moments[0])
     losses = [[e["loss"] for e in t.state.log_history if "loss" in e] for t in (whole, resumed)]
@@ -140,7 +142,7 @@ def test_a_checkpoint_holds_no_pickled_arguments_and_loads_in_plain_sentence_tra
     tiny_model, graded_pairs, tmp_path
 ):
     make_trainer(tiny_model, graded_pairs, tmp_path, max_steps=1).train()
-    with pytest.raises(TrainingError, match="logit_bias"):
+    with pytest.raises(TrainingError, match="scaled_bias"):
         load_loss_state(BiXSELoss(tiny_model), tmp_path)  # where no checkpoint is
     names = {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
     assert LOSS_STATE_FILE in names
@@ -178,7 +180,7 @@ def test_the_batch_that_the_bias_was_fitted_to_does_not_move_it(tiny_model, grad
 
 
 def stock(model, dataset, folder, loss, *callbacks, evaluator=None, **changes):
-    learning = {"learning_rate": 1e-3, "learning_rate_mapping": {r"^logit_bias$": 0.1}}
+    learning = {"learning_rate": 1e-3}
     steps = {"per_device_train_batch_size": 8, "max_steps": 4, "save_steps": 2}
     settings = {**learning, **steps, "report_to": "none", "disable_tqdm": True, "use_cpu": True, **changes}
     more = {"loss": loss, "callbacks": list(callbacks), "evaluator": evaluator}
@@ -190,6 +192,34 @@ def model(request, tiny_model_path):
     if request.param == "RelevanceModel":
         return build_encoder(tiny_model_path, device="cpu")
     return SentenceTransformer(str(tiny_model_path), device="cpu")
+
+
+def test_every_trainer_moves_the_bias_alike(tiny_model_path, graded_pairs, tmp_path):
+    groups = [graded_pairs.groups()[number] for number in range(12)]
+    rows = {"query": [group.query for group in groups], "document": [group.documents[0] for group in groups],
+            "label": [float(group.relevance[0]) for group in groups]}  # fmt: skip
+    settings = {"max_steps": 3, "num_train_epochs": 3, "per_device_train_batch_size": 12, "warmup_steps": 0,
+                "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "save_strategy": "no"}  # fmt: skip
+    biases, weights = [], []
+    for kind in ("stock", "ours", "loop"):
+        model = fresh(tiny_model_path)
+        set_dropout(model, 0.0)
+        loss = BiXSELoss(model)
+        if kind == "stock":
+            stock(model, Dataset.from_dict(rows), tmp_path / kind, loss, **settings).train()
+        elif kind == "ours":
+            make_trainer(model, Dataset.from_dict(rows), tmp_path / kind, loss, **settings).train()
+        else:
+            steps = torch.optim.AdamW(loss.parameters(), lr=1e-3, weight_decay=0.0)
+            for _ in range(3):
+                columns = [model.preprocess(rows[name]) for name in ("query", "document")]
+                loss(columns, torch.tensor(rows["label"])).backward()
+                steps.step()
+                steps.zero_grad()
+        biases.append(loss.logit_bias.item())
+        weights.append(torch.cat([part.detach().flatten() for part in model.parameters()]))
+    assert biases == pytest.approx([biases[0]] * 3, abs=1e-4)
+    assert all(torch.allclose(weights[0], other, atol=1e-4) for other in weights[1:])
 
 
 def own(loss) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bixse.encoders.processes import all_reduce_sum, world_size
 from bixse.losses.base import GradedLoss
 from bixse.losses.catalogue import LossOptions
 from bixse.losses.tiles.bce import Reduction, graded_bce
@@ -33,6 +34,8 @@ class BiXSEOptions(LossOptions):
     """Learn the scale alpha too."""
     learn_bias: bool = True
     """Learn the bias beta; False keeps its start (with `bias=0.0`: the paper's ablation without bias)."""
+    bias_lr_multiplier: float = Field(default=100.0, ge=0)
+    """Learning rate of the bias, as a multiple of the rate of the encoder. 0 keeps its start."""
     reduction: Reduction = "query"
     """"query" divides by B (the paper's sum), "mean" by the number of entries."""
     positive_from: float | None = Field(default=None, gt=0, le=1)
@@ -48,8 +51,8 @@ class BiXSELoss(GradedLoss):
 
     L = -(1/B) sum_ij [ z_ij log sigma(s_ij) + (1 - z_ij) log sigma(-s_ij) ], s_ij = alpha cos(q_i, d_j) + beta (BiXSE
     paper, equation 2). z_ij of an unlabelled entry is 0. alpha is the logit scale, fixed unless `learn_scale`; beta is
-    the logit bias, learned at a much higher rate than the encoder (`GradedTrainer` sets that rate). The loss is
-    computed tile by tile: the B x N matrix is never kept.
+    the logit bias. Every trainer moves it at `bias_lr_multiplier` times the encoder's rate, because the parameter is
+    `scaled_bias`, beta divided by this number. The loss is computed tile by tile: the B x N matrix is never kept.
     `BiXSEOptions` lists the keywords.
 
     Example:
@@ -78,12 +81,43 @@ class BiXSELoss(GradedLoss):
     def __init__(self, model: SentenceTransformer, **options: Any) -> None:
         super().__init__(model, **options)
         bias = self.options.bias
-        start = 0.0 if isinstance(bias, str) else bias
         self.logit_scale = nn.Parameter(torch.tensor(self.options.scale), requires_grad=self.options.learn_scale)
-        self.logit_bias = nn.Parameter(torch.tensor(start), requires_grad=self.options.learn_bias)
+        self.multiplier = self.options.bias_lr_multiplier if self.options.learn_bias else 0.0
+        """Factor of the learning rate of beta."""
+        self.scaled_bias = nn.Parameter(torch.zeros(()), requires_grad=self.multiplier > 0)
+        """beta divided by `multiplier`; beta itself if it is not learned."""
+        if self.multiplier > 0:
+            self.scaled_bias.register_post_accumulate_grad_hook(_average_gradient)
+        self.set_bias(0.0 if isinstance(bias, str) else bias)
         self.bias_is_set: Tensor
         # a buffer, so that a resumed run does not fit the bias again
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
+
+    @property
+    def logit_bias(self) -> Tensor:
+        """beta, with the gradient 1 with respect to `scaled_bias`."""
+        if not self.multiplier:
+            return self.scaled_bias
+        # with the gradient of k * b, SGD would move beta at k squared times the rate, and Adam's eps would count k
+        # times less; with the gradient 1, every optimizer does as with a group of k times the rate
+        return (self.multiplier * self.scaled_bias).detach() + (self.scaled_bias - self.scaled_bias.detach())
+
+    @torch.no_grad()
+    def set_bias(self, beta: float) -> None:
+        """Set beta, outside of training."""
+        self.scaled_bias.fill_(beta / (self.multiplier or 1.0))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        exact = self.scaled_bias.detach().clone()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.scaled_bias.dtype != exact.dtype:  # in half precision a step would be rounded away
+            self.scaled_bias.data = exact.to(self.scaled_bias.device)
+        return self
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        if f"{prefix}logit_bias" in state:  # saved when beta itself was the parameter
+            state[f"{prefix}scaled_bias"] = state.pop(f"{prefix}logit_bias") / (self.multiplier or 1.0)
+        super()._load_from_state_dict(state, prefix, *args)
 
     @property
     def positive_from(self) -> float | None:
@@ -94,12 +128,12 @@ class BiXSELoss(GradedLoss):
         targets.check_fits("loss", queries, documents)
         if self.options.positive_from is not None:
             targets = targets.binarised(self.options.positive_from)
-        bias: Tensor = self.logit_bias
+        bias = self.logit_bias
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
             if self.options.bias == "fit":
                 # a fitted bias has gradient 0 except for rounding, which Adam would turn into a full step
-                bias = self.logit_bias.detach() + 0.0 * self.logit_bias
+                bias = self.logit_bias.detach() + 0.0 * self.scaled_bias
         self._note(targets, mean_logits(queries, documents, targets, self.logit_scale, self.logit_bias))
         reduction, products = self.options.reduction, self.options.products
         return graded_bce(queries, documents, targets, self.logit_scale, bias, reduction, products=products)
@@ -128,8 +162,14 @@ class BiXSELoss(GradedLoss):
             start = fit_bias(cosines, relevance, weight, float(self.logit_scale))
         else:
             start = prior_bias(relevance, weight)
-        self.logit_bias.fill_(start)
+        self.set_bias(start)
         self.bias_is_set.fill_(True)
+
+
+def _average_gradient(parameter: nn.Parameter) -> None:
+    """Average the gradient over all processes; DistributedDataParallel does so for the encoder alone."""
+    if world_size() > 1 and parameter.grad is not None:
+        parameter.grad = all_reduce_sum(parameter.grad) / world_size()
 
 
 def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -> float:

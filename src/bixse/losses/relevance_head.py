@@ -12,6 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from bixse.encoders.head import RelevanceHead, at_lengths, save_heads
 from bixse.encoders.serving import add_older_settings
 from bixse.errors import InputError
+from bixse.losses.bixse import BiXSELoss
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,21 +27,19 @@ def _with_head(loss: nn.Module) -> nn.Module:
 def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead | None:
     """Return the head of a loss; None if it learns no probability. `save_relevance_head` explains the prior."""
     prior = prior if prior is not None and 0 < prior < 1 else None
-    parameters = dict(_with_head(loss).named_parameters(recurse=False))
-    if not {"logit_scale", "logit_bias"} <= set(parameters):
+    inner: Any = _with_head(loss)
+    if not isinstance(inner, BiXSELoss):
         return None
-    scale, bias = parameters["logit_scale"].item(), parameters["logit_bias"].item()
-    return RelevanceHead(scale, bias, trained_prior=prior, prior=prior)
+    return RelevanceHead(inner.logit_scale.item(), inner.logit_bias.item(), trained_prior=prior, prior=prior)
 
 
 def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
     """Give a loss the scale and bias of its head."""
-    # bias_is_set: else the next batch would fit the bias anew
-    values = {"logit_scale": head.logit_scale, "logit_bias": head.logit_bias, "bias_is_set": True}
+    inner: Any = _with_head(loss)
     with torch.no_grad():
-        for name, tensor in _with_head(loss).state_dict(keep_vars=True).items():
-            if name in values:
-                tensor.fill_(values[name])
+        inner.logit_scale.fill_(head.logit_scale)
+        inner.set_bias(head.logit_bias)
+        inner.bias_is_set.fill_(True)  # else the next batch would fit the bias anew
 
 
 def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None = None) -> RelevanceHead:

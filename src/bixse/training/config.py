@@ -263,8 +263,9 @@ class TrainConfig(Settings):
     @field_validator("loss_options")
     @classmethod
     def _no_second_scale(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if "scale" in value:
-            raise ValueError("expected no scale, a setting next to `loss`; fix: set `scale` there")
+        for name, setting in {"scale": "scale", "bias_lr_multiplier": "optimizer.bias_lr_multiplier"}.items():
+            if name in value:
+                raise ValueError(f"expected no {name} here; fix: set `{setting}`, next to `loss_options`")
         return value
 
     @field_validator("loss", mode="before")

@@ -20,7 +20,7 @@ from bixse.encoders.loading.build import (
 from bixse.encoders.relevance_model import set_instructions
 from bixse.encoders.weights import add_lora, upcast_trainable_to_float32
 from bixse.files.files import file_hash
-from bixse.losses import build_loss
+from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.training.dev_evaluation import load_watched, split_hashes, watched_splits
 from bixse.training.distributed import world_size
 
@@ -81,4 +81,7 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
         add_lora(model, **config.lora.model_dump())
     upcast_trainable_to_float32(model)
     check_dimensions(model, config.dimensions)
-    return build_loss(config.loss, model, config.dimensions, scale=config.scale, **config.loss_options)
+    options = {"scale": config.scale, **config.loss_options}
+    if LOSSES[config.loss].name == "BiXSELoss":
+        options["bias_lr_multiplier"] = config.optimizer.bias_lr_multiplier
+    return build_loss(config.loss, model, config.dimensions, **options)

@@ -37,8 +37,7 @@ CHECKPOINTING: dict[str, Any] = {
 }
 """Passed only if wanted: transformers 5.23 warns of these names, and sentence-transformers 6.2 knows no others."""
 SAME_NAMES = {
-    "gradient_accumulation_steps", "documents_per_query", "bias_lr_multiplier", "adam_beta2", "weight_decay",
-    "max_grad_norm",
+    "gradient_accumulation_steps", "documents_per_query", "adam_beta2", "weight_decay", "max_grad_norm",
 }  # fmt: skip
 """Settings of the optimizer that the trainer's arguments call the same."""
 

@@ -53,9 +53,9 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
     path = folder / LOSS_STATE_FILE
     state = load(path.read_bytes()) if path.is_file() else {}  # undamaged: its hash was checked
     if set(state) != set(expected):
-        # its losses cannot be continued with one scale and bias for all lengths
-        several = any(name.startswith("terms.") for name in state)
-        fix = f"finish this run with bixse {LAST_VERSION}, which learns a scale and bias per length, or begin anew"
+        # the optimizer's state is that of a scale and bias per length, or of a bias in a group with a rate of its own
+        several = any(name.startswith("terms.") or name.endswith("logit_bias") for name in state)
+        fix = f"finish this run with bixse {LAST_VERSION}, whose bias was another parameter, or begin anew"
         raise TrainingError(
             f"{path}: got tensors {sorted(state)}; expected {sorted(expected)}; fix: "
             f"{fix if several else 'resume with the loss of the start'}"

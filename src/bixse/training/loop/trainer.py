@@ -53,7 +53,7 @@ FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
 
 @dataclass
 class GradedTrainingArguments(SentenceTransformerTrainingArguments):
-    """The training arguments of sentence-transformers, and four more.
+    """The training arguments of sentence-transformers, and three more.
 
     `per_device_train_batch_size` counts queries; each brings its graded documents. Each of W processes (torchrun) gets
     this number, so a batch has W times as many.
@@ -61,8 +61,6 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
 
     documents_per_query: int | None = None
     """Graded documents per query in one batch, at least 1; None takes all."""
-    bias_lr_multiplier: float = 100.0
-    """The logit bias learns at `bias_lr_multiplier * learning_rate`."""
     train_max_length: int | None = None
     """Tokens per text that training reads; None reads as many as the model does when it encodes."""
     task_shares: dict[str, float] | None = None
@@ -72,10 +70,9 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
 class GradedTrainer(SentenceTransformerTrainer):
     """Train an encoder on `GradedPairs` with any loss of `bixse.losses`.
 
-    In addition to sentence-transformers' trainer it gives the logit bias its own learning rate, and saves, restores and
-    logs the loss's parameters. Its batches depend on (seed, epoch) alone, so that a resumed run equals an uninterrupted
-    one. Several processes share every batch, and average all gradients after the backward pass: the result equals one
-    process on the same batches, up to rounding.
+    In addition to sentence-transformers' trainer it saves, restores and logs the loss's parameters. Its batches depend
+    on (seed, epoch) alone, so that a resumed run equals an uninterrupted one. Several processes share every batch, and
+    average all gradients after the backward pass: the result equals one process on the same batches, up to rounding.
 
     `train_dataset` is a `datasets.Dataset` with the columns query, document, relevance (or label), and optionally
     query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`. The default loss is
@@ -110,8 +107,9 @@ class GradedTrainer(SentenceTransformerTrainer):
         args = copy.copy(args)  # the caller's arguments stay unchanged
         _ = args.device  # sets n_gpu, which the next line overrides: DataParallel would split batches
         args._n_gpu = min(1, args.n_gpu)
-        rates = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
-        args.learning_rate_mapping = {**rates, **_learning_rates(args, loss)}
+        if is_sharded(loss):
+            rates = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
+            args.learning_rate_mapping = {**rates, **_unsharded_rates(args, loss)}
         if not isinstance(train_dataset, GradedPairs):
             train_dataset = GradedPairs.from_dataset(train_dataset)
         self.pairs = train_dataset
@@ -205,9 +203,9 @@ class GradedTrainer(SentenceTransformerTrainer):
             yield features, GradedTargets.from_tensors(labels, shape)  # type: ignore[arg-type]
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-        """Return the names without the loss's own parameters, which take no weight decay."""
+        """Return the names without the logit scale, which takes no weight decay (transformers leaves out biases)."""
         names: list[str] = super().get_decay_parameter_names(model)
-        return [name for name in names if name.rpartition(".")[2] not in ("logit_scale", "logit_bias")]
+        return [name for name in names if name.rpartition(".")[2] != "logit_scale"]
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Train on one batch; its loss stays on the device until the figures are read."""
@@ -343,17 +341,9 @@ class _EpochLoader(DataLoader[Any]):
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
-def _learning_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
-    """Return learning rates, by exact name, of the parameters that need a separate optimizer group."""
-    # exact names: "bias" alone would also match encoder layers
-    learned = ((name, part) for name, part in loss.named_parameters() if not name.startswith("model."))
-    rates = {
-        rf"^{re.escape(name)}$": args.learning_rate * (args.bias_lr_multiplier if name.endswith("logit_bias") else 1.0)
-        for name, parameter in learned
-        if parameter.requires_grad
-    }
-    if is_sharded(loss):  # an optimizer refuses unsharded and sharded weights in one group
-        named = loss.model.named_parameters(prefix="model")
-        unsharded = [name for name, part in named if part.requires_grad and not isinstance(part, DTensor)]
-        rates |= {rf"^{re.escape(name)}$": args.learning_rate for name in unsharded}
-    return rates
+def _unsharded_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
+    """Return the learning rate, by exact name, of the unsharded parameters of a loss on a sharded encoder."""
+    # an optimizer refuses unsharded and sharded weights in one group
+    named = loss.named_parameters()
+    unsharded = [name for name, part in named if part.requires_grad and not isinstance(part, DTensor)]
+    return {rf"^{re.escape(name)}$": args.learning_rate for name in unsharded}
