@@ -82,8 +82,11 @@ class BiXSELoss(GradedLoss):
         self.logit_scale = nn.Parameter(torch.tensor(self.options.scale), requires_grad=self.options.learn_scale)
         self.logit_bias = nn.Parameter(torch.tensor(start), requires_grad=self.options.learn_bias)
         self.bias_is_set: Tensor
-        # a buffer, so that a resumed run does not fit the bias again
+        # a buffer, so that a resumed run does not fit the bias again; each step reads the attribute, as reading the
+        # buffer would make a GPU wait
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
+        self.has_bias = not isinstance(bias, str)
+        self.register_load_state_dict_post_hook(_read_bias_is_set)  # type: ignore[no-untyped-call]
 
     @property
     def positive_from(self) -> float | None:
@@ -95,7 +98,7 @@ class BiXSELoss(GradedLoss):
         if self.options.positive_from is not None:
             targets = targets.binarised(self.options.positive_from)
         bias: Tensor = self.logit_bias
-        if not bool(self.bias_is_set):
+        if not self.has_bias:
             self.start_bias(queries, documents, targets)
             if self.options.bias == "fit":
                 # a fitted bias has gradient 0 except for rounding, which Adam would turn into a full step
@@ -130,6 +133,11 @@ class BiXSELoss(GradedLoss):
             start = prior_bias(relevance, weight)
         self.logit_bias.fill_(start)
         self.bias_is_set.fill_(True)
+        self.has_bias = True
+
+
+def _read_bias_is_set(loss: BiXSELoss, _: object) -> None:
+    loss.has_bias = bool(loss.bias_is_set)
 
 
 def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -> float:

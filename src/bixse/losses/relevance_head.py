@@ -37,10 +37,7 @@ def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
     """Give a loss the scale and bias of its head."""
     # bias_is_set: else the next batch would fit the bias anew
     values = {"logit_scale": head.logit_scale, "logit_bias": head.logit_bias, "bias_is_set": True}
-    with torch.no_grad():
-        for name, tensor in _with_head(loss).state_dict(keep_vars=True).items():
-            if name in values:
-                tensor.fill_(values[name])
+    _with_head(loss).load_state_dict({name: torch.tensor(value) for name, value in values.items()}, strict=False)
 
 
 def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None = None) -> RelevanceHead:
