@@ -125,6 +125,15 @@ class TestBiasStart:
         assert loss.logit_scale.grad is not None
 
 
+def test_a_loaded_bias_is_not_started_again(tiny_model):
+    batch = [QUERIES, COLUMNS[:3]], torch.tensor([1.0, 0.5, 0.25])
+    _, trained = loss_of(tiny_model, *batch, bias="fit")
+    fresh = BiXSELoss(tiny_model)
+    fresh.load_state_dict({**trained.state_dict(), "logit_bias": torch.tensor(-5.0)})
+    fresh([tiny_model.preprocess(texts) for texts in batch[0]], batch[1])
+    assert fresh.logit_bias.item() == -5.0
+
+
 def test_the_statistics_of_a_batch_and_its_start(tiny_model):
     _, loss = loss_of(tiny_model, [QUERIES, *zip(*DOCUMENTS, strict=True)], torch.tensor(GRADES), bias="fit")
     q, d = (unit(tiny_model, texts) for texts in (QUERIES, COLUMNS))

@@ -78,6 +78,30 @@ def test_nothing_is_read_from_the_device(products, reduction):
         float(numbers[0])
 
 
+class Projection(torch.nn.Module):
+    """An encoder whose texts are rows of 6 numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 16)
+
+    def forward(self, features):
+        return {"sentence_embedding": self.linear(features["input_ids"])}
+
+
+@pytest.mark.parametrize("word", ["bixse", "bixse-without-bias", "bixse-binarised", "infonce", "soft-infonce"])
+def test_a_step_reads_nothing_from_the_device(word):
+    loss = build_loss(word, Projection())
+    labels = GradedTargets.from_entries([0, 0, 1], [0, 1, 2], [1.0, math.nan, 0.5], (2, 3)).tensors()
+    generator = torch.Generator().manual_seed(0)
+    queries, documents = ({"input_ids": torch.randn(rows, 6, generator=generator)} for rows in (2, 3))
+    loss([queries, documents], labels).backward()  # the first step starts the bias
+    loss.to("meta")  # on a device without data every read is an error
+    on_meta = [{name: part.to("meta") for name, part in parts.items()} for parts in (queries, documents, labels)]
+    loss(on_meta[:2], on_meta[2]).backward()
+    assert all(value.is_meta for value in loss.statistics.values())
+
+
 def test_bf16_products_that_pytorch_lacks_are_refused(monkeypatch):
     monkeypatch.setattr("bixse.losses.tiles.products.has_wide_products", lambda device: False)
     with pytest.raises(InputError, match="products: float32"):

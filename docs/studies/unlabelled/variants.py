@@ -51,7 +51,7 @@ class Variant(GradedTrainer):
 
     def replaced(self, queries, documents, targets):
         if sys.argv[1] == "bias-per-batch":  # then no gradient moves all cosines of a batch together
-            self.loss.bias_is_set.fill_(False)
+            self.loss.has_bias = False
             return self.compute(queries, documents, targets)
         q, d = (table[numbers].to(queries.device) for table, numbers in zip(self.base, self.numbers, strict=True))
         p = (0.5 if sys.argv[1] == "half" else 1.0) * torch.sigmoid(self.curve[0] * q @ d.T + self.curve[1])

@@ -15,6 +15,7 @@ from bixse.encoders.processes import all_gather_rows, global_mean_weight, is_sha
 from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.catalogue import LossOptions
 from bixse.losses.targets import GradedTargets, mean_grades
+from bixse.losses.tiles.products import without_autocast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -79,7 +80,7 @@ class GradedLoss(nn.Module, ABC):
         queries = self._embed(query_features)
         embedded = queries, documents
         chosen = documents if first is None else documents[first]
-        with torch.autocast(queries.device.type, enabled=False):  # bf16 logits near -6 have steps of 0.03
+        with without_autocast(queries.device):  # bf16 logits near -6 have steps of 0.03
             queries, chosen = _unit_length(queries), _unit_length(chosen)
             if order is not None:
                 chosen = all_gather_rows(chosen, -(-len(order) // world_size()))[order]

@@ -90,8 +90,11 @@ class BiXSELoss(GradedLoss):
             self.scaled_bias.register_post_accumulate_grad_hook(_average_gradient)
         self.set_bias(0.0 if isinstance(bias, str) else bias)
         self.bias_is_set: Tensor
-        # a buffer, so that a resumed run does not fit the bias again
+        # a buffer, so that a resumed run does not fit the bias again; each step reads the attribute, as reading the
+        # buffer would make a GPU wait
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
+        self.has_bias = not isinstance(bias, str)
+        self.register_load_state_dict_post_hook(_read_bias_is_set)  # type: ignore[no-untyped-call]
 
     @property
     def logit_bias(self) -> Tensor:
@@ -129,7 +132,7 @@ class BiXSELoss(GradedLoss):
         if self.options.positive_from is not None:
             targets = targets.binarised(self.options.positive_from)
         bias = self.logit_bias
-        if not bool(self.bias_is_set):
+        if not self.has_bias:
             self.start_bias(queries, documents, targets)
             if self.options.bias == "fit":
                 # a fitted bias has gradient 0 except for rounding, which Adam would turn into a full step
@@ -164,6 +167,11 @@ class BiXSELoss(GradedLoss):
             start = prior_bias(relevance, weight)
         self.set_bias(start)
         self.bias_is_set.fill_(True)
+        self.has_bias = True
+
+
+def _read_bias_is_set(loss: BiXSELoss, _: object) -> None:
+    loss.has_bias = bool(loss.bias_is_set)
 
 
 def _average_gradient(parameter: nn.Parameter) -> None:

@@ -53,25 +53,25 @@ class InfoNCELoss(RowWiseLoss):
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """Return one term per positive: softplus(n - s), with n the log-sum-exp of the row's negatives."""
+        rows, columns = targets.rows, targets.columns
         positive = targets.relevance >= self.options.positive_from
-        rows, columns = targets.rows[positive], targets.columns[positive]
         chosen = logits[rows, columns]
-        no_negative = positive | targets.relevance.isnan()
-        logits[targets.rows[no_negative], targets.columns[no_negative]] = -torch.inf
+        logits[rows, columns] = chosen.masked_fill(positive | targets.relevance.isnan(), -torch.inf)
         harder = 1 + self.options.hardness / self.options.scale  # (scale + hardness) * cos
         if self.options.hardness:
             logits.mul_(harder)
         if self.options.false_negative_margin is not None:
             highest = (chosen + self.options.scale * self.options.false_negative_margin) * harder
-            return _separate_negatives(logits, rows, columns, chosen, highest)
+            return _separate_negatives(logits, *(part[positive] for part in (rows, columns, chosen, highest)))
         negatives = torch.logsumexp(logits, dim=1)
-        gap = negatives[rows] - chosen
-        share = gap.sigmoid()  # (P,): the pull on the positive, and the push on its negatives together
+        # selecting positives would make a GPU wait, so all M known entries are computed
+        gap = (negatives[rows] - chosen).masked_fill_(~positive, -torch.inf)
+        share = gap.sigmoid()  # the pull on the positive, and the push on its negatives together
         push = torch.zeros_like(negatives).index_add_(0, rows, share)
         finite = negatives.masked_fill(negatives.isinf(), 0.0)  # a row without a negative
         gradient = logits.sub_(finite.unsqueeze(1)).exp_().mul_(push.unsqueeze(1))
-        gradient[rows, columns] = -share
-        return ChunkResult(softplus(gap).sum(dtype=torch.float64), len(rows), gradient)
+        gradient[rows, columns] = torch.where(positive, -share, gradient[rows, columns])
+        return ChunkResult(softplus(gap).sum(dtype=torch.float64), positive.sum(), gradient)
 
 
 def _separate_negatives(logits: Tensor, rows: Tensor, columns: Tensor, chosen: Tensor, highest: Tensor) -> ChunkResult:
@@ -110,10 +110,9 @@ class SoftInfoNCELoss(RowWiseLoss):
         usable = total > 0
         share = relevance / total.clamp_min(torch.finfo(logits.dtype).tiny)[rows]  # not 0 / 0 in unusable rows
         expected = (share * logits[rows, columns]).sum(dtype=torch.float64)
-        masked = targets.relevance.isnan()
-        logits[rows[masked], columns[masked]] = -torch.inf
+        logits[rows, columns] = logits[rows, columns].masked_fill_(targets.relevance.isnan(), -torch.inf)
         partition = torch.logsumexp(logits, dim=1).masked_fill(~usable, 0.0)
-        logits[~usable] = -torch.inf
+        logits.masked_fill_(~usable.unsqueeze(1), -torch.inf)
         gradient = logits.sub_(partition.unsqueeze(1)).exp_()
         gradient[rows, columns] -= share
         return ChunkResult(partition.sum(dtype=torch.float64) - expected, usable.sum(), gradient)

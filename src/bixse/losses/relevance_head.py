@@ -35,11 +35,9 @@ def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead |
 
 def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
     """Give a loss the scale and bias of its head."""
-    inner: Any = _with_head(loss)
-    with torch.no_grad():
-        inner.logit_scale.fill_(head.logit_scale)
-        inner.set_bias(head.logit_bias)
-        inner.bias_is_set.fill_(True)  # else the next batch would fit the bias anew
+    # bias_is_set: else the next batch would fit the bias anew
+    values = {"logit_scale": head.logit_scale, "logit_bias": head.logit_bias, "bias_is_set": True}
+    _with_head(loss).load_state_dict({name: torch.tensor(value) for name, value in values.items()}, strict=False)
 
 
 def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None = None) -> RelevanceHead:

@@ -183,6 +183,9 @@ class GradedTargets:
 
     def row_chunks(self, rows: int) -> Iterator[tuple[slice, GradedTargets]]:
         """Yield blocks of `rows` queries with their targets, rows counted from each block's first."""
+        if 0 < self.shape[0] <= rows:  # cutting would make a GPU wait
+            yield slice(0, self.shape[0]), self
+            return
         order = torch.argsort(self.rows, stable=True)
         known = [part[order] for part in (self.rows, self.columns, self.relevance)]
         starts = range(0, self.shape[0], rows)

@@ -108,13 +108,9 @@ class _GradedBCE(torch.autograd.Function):
         rounded: torch.dtype,
     ) -> Tensor:
         wanted, on_host = ctx.needs_input_grad[:4], _on_host(queries, rounded)
-        # other devices overwrite the gradients, if there is an entry
-        sums = Sums.zeros(
-            queries,
-            documents,
-            wanted,
-            torch.empty_like if math.prod(targets.shape) and not on_host else torch.zeros_like,
-        )
+        # other devices overwrite the gradients with those of the first tiles
+        like = torch.zeros_like if on_host or not math.prod(targets.shape) else torch.empty_like
+        sums = Sums.zeros(queries, documents, wanted, like)
         if on_host:
             add_host_tiles(sums, queries, documents, scale, bias, targets, shape)
         else:
@@ -129,12 +125,10 @@ class _GradedBCE(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
-        gradients = [*ctx.saved_tensors]
+        gradients = ctx.saved_tensors
         if grad_output.device.type != "cpu" or float(grad_output) != 1.0:  # reading it would make a GPU wait
-            present = [number for number, gradient in enumerate(gradients) if gradient is not None]
-            scaled = torch._foreach_mul([gradients[number] for number in present], grad_output)
-            for number, gradient in zip(present, scaled, strict=True):
-                gradients[number] = gradient
+            scaled = iter(torch._foreach_mul([part for part in gradients if part is not None], grad_output))
+            gradients = [None if part is None else next(scaled) for part in gradients]
         return (*gradients, None, None, None, None)
 
 
@@ -156,9 +150,12 @@ class Sums:
         queries: Tensor,
         documents: Tensor,
         wanted: tuple[bool, bool, bool, bool],
-        like: Callable[[Tensor], Tensor] = torch.zeros_like,
+        like: Callable[[Tensor], Tensor],
     ) -> Sums:
-        """Return empty sums; `wanted`: the gradients of queries, documents, scale (derived from queries) and bias."""
+        """Return empty sums, with gradients made by `like`.
+
+        `wanted`: the gradients of queries, documents, scale (derived from queries) and bias.
+        """
         exact = torch.float32 if queries.device.type == "mps" else torch.float64  # MPS has no float64
         return cls(
             torch.zeros(2, dtype=exact, device=queries.device),

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import load, save
 from transformers import TrainerCallback
 
@@ -60,9 +59,7 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
             f"{path}: got tensors {sorted(state)}; expected {sorted(expected)}; fix: "
             f"{fix if several else 'resume with the loss of the start'}"
         )
-    with torch.no_grad():
-        for name, value in state.items():
-            loss.state_dict()[name].copy_(value)
+    loss.load_state_dict(state, strict=False)  # the encoder is not in it
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
