@@ -229,7 +229,8 @@ class GradedTrainer(SentenceTransformerTrainer):
             tr_loss.zero_()
             self._globalstep_last_logged = self.state.global_step
         control.should_log = False  # the library would wait for the device
-        if self.figures.is_due(self.state.global_step) or control.should_evaluate or control.should_save:
+        ends = control.should_training_stop or self.state.global_step >= self.state.max_steps
+        if self.figures.is_due(self.state.global_step) or ends or control.should_evaluate or control.should_save:
             self._read_figures()
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
