@@ -110,6 +110,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         args = copy.copy(args)  # the caller's arguments stay unchanged
         _ = args.device  # sets n_gpu, which the next line overrides: DataParallel would split batches
         args._n_gpu = min(1, args.n_gpu)
+        args.logging_nan_inf_filter = False  # it would read the loss of every step, and log earlier losses for NaN
         rates = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**rates, **_learning_rates(args, loss)}
         if not isinstance(train_dataset, GradedPairs):
