@@ -219,9 +219,9 @@ PAIRS = GradedPairs.from_rows(
 )
 
 
-def trainer_of(model, folder, **changes):
+def trainer_of(model, folder, data=PAIRS, **changes):
     arguments = GradedTrainingArguments(str(folder), max_steps=1, report_to="none", **changes)
-    return GradedTrainer(model, arguments, train_dataset=PAIRS, loss=BiXSELoss(model))
+    return GradedTrainer(model, arguments, train_dataset=data, loss=BiXSELoss(model))
 
 
 def whole_batch(trainer):

@@ -45,6 +45,8 @@ class TrainPlan:
     """Dev evaluations, the one before training included."""
     texts: int
     """Texts to encode besides the steps: for dev evaluations and merge weights."""
+    token_bytes: int
+    """Disk for the tokens of all texts; 0 if the model tokenises every batch anew."""
     seconds_per_text: float
     warnings: list[str]
 
@@ -79,6 +81,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     documents = pairs.distinct("document")
     with tempfile.TemporaryDirectory(prefix="bixse-dry-run-") as scratch, no_library_bars():
         trainer = make_trainer(short, Path(scratch), inputs, replace(parts, evaluator=None))
+        trainer.token_cache = None  # no file is left behind
         steps, _, every = steps_of(config, len(trainer.get_train_dataloader()))
         evaluations = 1 + -(-steps // every) if evaluator is not None else 0
         tasks = () if evaluator is None else evaluator.tasks
@@ -102,6 +105,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         seconds_per_step=seconds_per_step,
         evaluations=evaluations,
         texts=texts,
+        token_bytes=trainer.data_collator.token_bytes(),
         seconds_per_text=seconds_per_text,
         warnings=parts.warnings,
     )

@@ -117,7 +117,6 @@ def training_arguments(
         bf16=bf16,
         seed=config.seed,
         logging_steps=1,
-        logging_nan_inf_filter=False,  # the filter would log a mean of earlier losses instead of NaN
         save_strategy="steps",
         save_total_limit=2,  # the best one on dev and the last one
         eval_strategy="steps" if evaluator is not None else "no",

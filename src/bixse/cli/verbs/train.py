@@ -54,6 +54,7 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         _rate(config.optimizer, config.optimizer.scaled_learning_rate(plan.queries)),
         f"memory: {size(plan.peak_bytes)} at most during these steps, {size(plan.weights_bytes)} of it weights; "
         f"{size(plan.free_bytes)} are free",
+        f"disk: {size(plan.token_bytes)} for the tokens of all texts, in the cache folder",
         f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s per step; "
         f"{plan.evaluations} evaluations on dev; {plan.texts:,} more texts to encode, "
         f"{1000 * plan.seconds_per_text:.1f} ms each)",
@@ -84,7 +85,7 @@ FIRST = (
     "optimizer.learning_rate",
 )
 OUT = Output("Folder for the model and run.json.", "runs/train")
-DRY_RUN = "Print rows, steps, memory and time, estimated from a few timed steps. Nothing is written."
+DRY_RUN = "Print rows, steps, memory, disk and time, estimated from a few timed steps. Nothing is written."
 TRAIN = Verb(TrainConfig, Options, run_train, out=OUT, dry_run=DRY_RUN, first=FIRST)
 
 

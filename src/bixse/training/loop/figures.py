@@ -65,7 +65,7 @@ class UnreadFigures:
         self._batches: list[Batch] = []
         self._entries: list[Entry] = []
         self._counts: NDArray[np.int64] = np.zeros(len(COUNTS), dtype=np.int64)
-        self._next_read = self._last_step = 0
+        self._next_read, self._interval = 0, 1
         self._unlogged_seconds = 0.0
         self.seconds = 0.0
         """Wall time of the steps that were read, without evaluation and saving."""
@@ -90,9 +90,8 @@ class UnreadFigures:
         self._counts = np.zeros_like(self._counts)
 
     def is_due(self, step: int) -> bool:
-        """Return True if the figures are to be read after this step, or if it is asked again, after an epoch."""
-        again, self._last_step = step == self._last_step, step
-        return again or step >= self._next_read
+        """Return True if the figures are to be read after this step."""
+        return step >= self._next_read
 
     def read(self, device: torch.device) -> tuple[list[ReadEntry], list[tuple[Batch, float]], bool]:
         """Return the new entries, the batches whose loss is not finite, and True if any process has such a batch."""
@@ -109,7 +108,7 @@ class UnreadFigures:
         mine = np.array([bool(broken), elapsed, *(row["loss"] for row in rows), *counts])
         # one message for all processes
         total = all_reduce_sum(torch.from_numpy(mine).to(device)).cpu().numpy() if world_size() > 1 else mine
-        self._plan_next_read(len({batch.step for batch in batches}), float(total[1]) / world_size(), device)
+        self._plan_next_read([batch.step for batch in batches], float(total[1]) / world_size(), device)
         summed = total[2 + len(rows) :].reshape(len(rows), len(COUNTS))
         rates = self._rates(summed.sum(axis=0)) if rows else {}
         read = []
@@ -122,10 +121,12 @@ class UnreadFigures:
             read.append(ReadEntry(entry.step, entry.epoch, figures, float(losses_sum)))
         return read, broken, bool(total[0])
 
-    def _plan_next_read(self, steps: int, elapsed: float, device: torch.device) -> None:
-        """Read again after the steps of the wanted seconds, and after at most twice as many as before."""
-        wanted = int(steps * SECONDS_BETWEEN_READS[device.type] / elapsed)
-        self._next_read = self._last_step + max(1, min(2 * steps, wanted))
+    def _plan_next_read(self, steps: list[int], elapsed: float, device: torch.device) -> None:
+        """Read again after the steps of the wanted seconds, and at most twice as many as planned before."""
+        if steps:
+            wanted = len(set(steps)) * SECONDS_BETWEEN_READS[device.type] / elapsed
+            self._interval = max(1, min(2 * self._interval, int(wanted)))
+            self._next_read = steps[-1] + self._interval
         self.seconds += elapsed
         self._unlogged_seconds += elapsed
 

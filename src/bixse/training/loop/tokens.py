@@ -126,7 +126,7 @@ class Tokenisation(NamedTuple):
             file.flush()
 
         path = None if cache is None else cache / TOKENS_FOLDER / f"{self._key(kind, prompt, blocks())}.tokens"
-        tokens = Tokens(numbers, _stored(path, write), form)
+        tokens = Tokens(numbers, _stored(path, len(rows), write), form)
         ours = tokens.features(numbers[sample])
         return tokens if ours is not None and _equal(ours, expected) else None
 
@@ -183,15 +183,19 @@ def _equal(ours: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     return torch.equal(masks[0].sum(dim=1), masks[1].sum(dim=1)) and torch.equal(*ids)
 
 
-def _stored(path: Path | None, write: Callable[[BinaryIO], None]) -> NDArray[np.int32]:
-    """Return the content of a file, which is written first if it is missing, as an array that is not read to memory."""
+def _stored(path: Path | None, number: int, write: Callable[[BinaryIO], None]) -> NDArray[np.int32]:
+    """Return the content of a file of `number` texts, which is written first if it is missing or damaged."""
     if path is not None:
         # without a cache folder that can be written, the tokens are in a file that is deleted with the process
         with suppress(StorageError):
-            if not path.is_file():
-                with atomic_file(path) as file:
-                    write(file)
-            return np.memmap(path, np.int32, "r")
+            for _ in range(2):
+                if not path.is_file():
+                    with atomic_file(path) as file:
+                        write(file)
+                content = np.memmap(path, np.int32, "r")
+                if content[-number:].sum() == len(content) - number:
+                    return content
+                path.unlink()
     folder = Path(tempfile.gettempdir())
     with storage_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
         write(file)

@@ -107,6 +107,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         args = copy.copy(args)  # the caller's arguments stay unchanged
         _ = args.device  # sets n_gpu, which the next line overrides: DataParallel would split batches
         args._n_gpu = min(1, args.n_gpu)
+        args.logging_nan_inf_filter = False  # it would read the loss of every step, and log earlier losses for NaN
         if is_sharded(loss):
             rates = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
             args.learning_rate_mapping = {**rates, **_unsharded_rates(args, loss)}
@@ -227,7 +228,8 @@ class GradedTrainer(SentenceTransformerTrainer):
             tr_loss.zero_()
             self._globalstep_last_logged = self.state.global_step
         control.should_log = False  # the library would wait for the device
-        if self.figures.is_due(self.state.global_step) or control.should_evaluate or control.should_save:
+        ends = control.should_training_stop or self.state.global_step >= self.state.max_steps
+        if self.figures.is_due(self.state.global_step) or ends or control.should_evaluate or control.should_save:
             self._read_figures()
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
