@@ -10,6 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm,
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading import backbones
 from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.precision import rounding
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.encoders.weights import add_lora, has_lora, merge_lora
 from bixse.errors import InputError, ModelError
@@ -93,6 +94,44 @@ def test_padding_that_counts_is_refused(decoder_path, monkeypatch):
     monkeypatch.setattr(model[0], "forward", without_mask)
     with pytest.raises(ModelError, match="right"):
         backbones.check_padding(model, "llama")
+
+
+@pytest.fixture
+def matmul():
+    """The settings of products on a GPU, as they were after the test."""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    yield settings
+    settings.fp32_precision = before
+
+
+@pytest.mark.parametrize(("setting", "allowed"), [("ieee", 0.001), ("tf32", 0.05), ("bfloat16", 0.05)])
+def test_the_check_of_padding_allows_for_the_precision(decoder_path, monkeypatch, matmul, setting, allowed):
+    model = build_encoder(decoder_path("llama"), device="cpu")
+    if setting != "bfloat16":
+        matmul.fp32_precision = setting
+    dtype = torch.bfloat16 if setting == "bfloat16" else torch.float32
+    differences = iter([0.9 * allowed, 0.9 * allowed, 0.9 * allowed, 1.1 * allowed])
+
+    def embedding(_, texts):
+        return torch.tensor([next(differences) if len(texts) > 1 else 0.0], dtype=dtype)
+
+    monkeypatch.setattr(backbones, "_unit_embedding", embedding)
+    backbones.check_padding(model, "llama")
+    seen = {"ieee": "computes in float32;", "tf32": "TF32 allowed", "bfloat16": "computes in bfloat16"}[setting]
+    with pytest.raises(ModelError, match=rf"padded on the left.* within {allowed:g}, .*{seen}"):
+        backbones.check_padding(model, "llama")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_every_way_to_allow_tf32_is_seen(matmul, allowed):
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    assert (rounding(torch.float32) != "float32") == allowed
+    matmul.allow_tf32 = not allowed
+    assert (rounding(torch.float32) == "float32") == allowed
+    matmul.fp32_precision = "tf32" if allowed else "ieee"
+    assert (rounding(torch.float32) != "float32") == allowed
+    assert rounding(torch.float16) == "float16"
 
 
 @pytest.fixture(params=["llama", "bert", "modernbert"])

@@ -8,9 +8,18 @@ import numpy as np
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig
 
 from bixse.encoders import embedding, encode
-from bixse.encoders.embedding import PASS_COST, embed_features, identical_texts, passes_by_length
+from bixse.encoders.embedding import (
+    PASS_COST,
+    bytes_per_token,
+    embed_features,
+    identical_texts,
+    passes_by_length,
+    passes_of,
+    retry_with_smaller_passes,
+)
 from bixse.encoders.encode import embeddings_key, encode_and_count, encode_texts
 from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.loading.precision import resolve_precision, use_precision
@@ -363,6 +372,104 @@ class TestEmbedFeatures:
         for part, other in zip(seen, of_mask, strict=True):
             assert part.keys() == other.keys()
             assert all(torch.equal(part[name], other[name]) for name in ("input_ids", "attention_mask"))
+
+
+def with_memory_for(tokens, model, sizes):
+    """Let passes of more tokens fail, and note the size of each."""
+    forward = model[0].forward
+
+    def limited(features):
+        sizes.append(features["input_ids"].numel())
+        if sizes[-1] > tokens:
+            raise torch.OutOfMemoryError("of the GPU")
+        return forward(features)
+
+    model[0].forward = limited
+
+
+class TestMemoryThatDoesNotSuffice:
+    @pytest.fixture(autouse=True)
+    def any_budget(self, monkeypatch):
+        monkeypatch.setattr(embedding, "TOKENS_PER_PASS", (4, 2**18))
+
+    def test_without_gradients_smaller_passes_give_the_same(self, tiny_model, caplog):
+        expected, sizes = encode_texts(tiny_model, OF_ALL_LENGTHS, "document"), []
+        with_memory_for(30, tiny_model, sizes)
+        np.testing.assert_allclose(encode_texts(tiny_model, OF_ALL_LENGTHS, "document"), expected, atol=1e-6)
+        assert max(sizes) > 30
+        assert "does not fit" in caplog.text
+        sizes.clear()
+        encode_texts(tiny_model, OF_ALL_LENGTHS, "document")
+        assert max(sizes) <= 30, "the smaller budget stays"
+
+    def test_a_step_begins_again_with_its_random_state_and_no_gradients(self, tiny_model):
+        """The same passes from the start give the same gradients, as dropout draws the same numbers."""
+        features, results = tiny_model.preprocess(OF_ALL_LENGTHS), []
+        tiny_model.train()
+
+        def step():
+            embed_features(tiny_model, features).square().sum().backward()
+            return torch.rand(())
+
+        for limited in (True, False):
+            torch.manual_seed(7)
+            tiny_model.zero_grad()
+            if limited:
+                with_memory_for(30, tiny_model, sizes := [])
+            drawn = retry_with_smaller_passes(tiny_model, step, tiny_model.parameters())
+            results.append([drawn, *(p.grad.clone() for p in tiny_model.parameters() if p.grad is not None)])
+            vars(tiny_model[0]).pop("forward", None)
+        assert max(sizes) > 30 >= sizes[-1]
+        torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+    def test_gradients_that_were_there_are_not_lost(self, tiny_model):
+        def step():
+            return embed_features(tiny_model, tiny_model.preprocess(OF_ALL_LENGTHS))
+
+        embed_features(tiny_model, tiny_model.preprocess(["copy"])).sum().backward()
+        before = [p.grad.clone() for p in tiny_model.parameters() if p.grad is not None]
+        with_memory_for(30, tiny_model, [])
+        with pytest.raises(torch.OutOfMemoryError):
+            retry_with_smaller_passes(tiny_model, step, tiny_model.parameters())
+        assert all(map(torch.equal, before, [p.grad for p in tiny_model.parameters() if p.grad is not None]))
+
+    @pytest.mark.parametrize("gradients", [True, False])
+    def test_what_never_fits_is_refused(self, tiny_model, gradients):
+        def step():
+            return embed_features(tiny_model, tiny_model.preprocess(["copy a file"] * 9))
+
+        with_memory_for(0, tiny_model, sizes := [])
+        with pytest.raises(torch.OutOfMemoryError), torch.set_grad_enabled(gradients):
+            retry_with_smaller_passes(tiny_model, step, tiny_model.parameters())
+        assert 1 < len(sizes) < 9
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_budget_of_a_gpu_comes_from_its_free_memory(tiny_model, monkeypatch, caplog, trained):
+    free, held, used = 10**8, 3 * 10**7, 10**7
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: used)
+    tiny_model.requires_grad_(trained)
+    weights = sum(p.numel() for p in tiny_model.parameters())
+    config = tiny_model[0].auto_model.config
+    passes = passes_of(tiny_model, torch.device("cuda"))
+    for gradients in (True, False):
+        memory = 0.7 * (free + held - used - 12 * weights * trained * gradients)
+        assert passes.budget[gradients] == int(memory / bytes_per_token(config, gradients))
+    assert caplog.text.count("with gradients") == 1
+    assert passes_of(tiny_model, torch.device("cuda")) is passes
+    with torch.no_grad():
+        passes.budget[False] = 99
+        assert passes.cut(np.array([10, 20, 30, 40]), None, padded=False) == [3, 1]
+        assert passes.cut(np.array([10, 20, 30, 40]), 1, padded=False) == [1, 1, 1, 1]
+
+
+def test_a_token_takes_at_least_what_a_layer_is_known_to_keep():
+    """BERT-base keeps 34 bytes per hidden number and layer in half precision (Korthikanti et al. 2022, no scores)."""
+    config = BertConfig()
+    assert bytes_per_token(config, True) > 34 * config.hidden_size * config.num_hidden_layers
+    assert bytes_per_token(config, True) > 4 * bytes_per_token(config, False)
 
 
 @pytest.mark.parametrize("side", [padded_left, dict])

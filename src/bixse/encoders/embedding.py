@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -270,15 +270,15 @@ def bytes_per_token(config: Any, gradients: bool) -> int:
     return int(32 * hidden + 16 * heads + 10 * inner)
 
 
-def retry_with_smaller_passes(model: Encoder, step: Callable[[], T]) -> T:
+def retry_with_smaller_passes(model: Encoder, step: Callable[[], T], trained: Iterable[Tensor] = ()) -> T:
     """Run a step; while memory does not suffice, begin it again with passes of half the size.
 
-    A step with gradients begins again without gradients and with the random state it began with, so that nothing is
-    applied twice. It is not begun again if gradients of an earlier step are there, or if other processes wait for it.
+    A step with gradients begins again without gradients of its `trained` weights and with the random state it began
+    with, so that nothing is applied twice. It is not begun again if these weights have gradients of an earlier step, or
+    if other processes wait for it.
     """
-    training = torch.is_grad_enabled()
-    weights = list(model.parameters()) if training and isinstance(model, torch.nn.Module) else []
-    final = training and (world_size() > 1 or any(part.grad is not None for part in weights))
+    weights = list(trained)
+    final = any(part.grad is not None for part in weights) or (torch.is_grad_enabled() and world_size() > 1)
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     states = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
     while True:
