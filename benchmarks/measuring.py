@@ -145,7 +145,7 @@ def linear_shapes(model: torch.nn.Module, with_gradient: bool = False) -> Iterat
             hook.remove()
 
 
-def bare_products(shapes: Shapes, precision: str, backward: bool = False) -> None:
+def bare_products(shapes: Shapes, precision: str, backward: bool = False, device: str = "cpu") -> None:
     """Compute products of these shapes and nothing else: what no code that uses PyTorch's products can do without.
 
     With `backward` also the two products of the gradients.
@@ -154,7 +154,8 @@ def bare_products(shapes: Shapes, precision: str, backward: bool = False) -> Non
 
     with torch.inference_mode():
         for (rows, inputs, outputs), times in shapes.items():
-            states, weight = (torch.ones(size, inputs, dtype=getattr(torch, precision)) for size in (rows, outputs))
+            kind: dict[str, Any] = {"dtype": getattr(torch, precision), "device": device}
+            states, weight = (torch.ones(size, inputs, **kind) for size in (rows, outputs))
             gradient = states.new_ones(rows, outputs)
             for _ in range(times):
                 torch.nn.functional.linear(states, weight)
