@@ -1,3 +1,4 @@
+import argparse
 import csv
 import json
 import re
@@ -106,7 +107,7 @@ def test_two_records_of_the_same_code_agree(tmp_path):
 def test_bench_encode(table):
     rows = {row["method"]: row for row in table("bench_encode", "--quick")}
     methods = ["sentence-transformers", "sentence-transformers, best", "bixse", "bixse, int8"]
-    assert list(rows) == [*methods, "bare products"]
+    assert list(rows) == [*methods, "tokenizer", "bare products"]
     assert all(0 <= float(rows[method]["padding"]) < 1 for method in methods[:3])
     assert float(rows[methods[0]]["ratio"]) == 1.0
     assert all(float(row["difference"]) < 0.02 for method, row in rows.items() if method != "bixse, int8")
@@ -121,6 +122,22 @@ def test_bench_eval(table):
     assert [row["method"] for row in rows] == methods
     assert all(float(row["seconds"]) > 0 and 0 < float(row["ndcg_at_10"]) < 1 for row in rows)
     assert float(rows[0]["ratio"]) == float(rows[0]["cpu_ratio"]) == 1.0
+
+
+def test_the_search_of_bench_eval_on_a_gpu_finds_the_same(monkeypatch):
+    """The CPU stands in for the GPU."""
+    monkeypatch.syspath_prepend(FOLDER)
+    import bench_eval
+
+    sizes = argparse.Namespace(device="cpu", passages=3000, queries=40, dim=16, rounds=1)
+    rows = list(bench_eval.gpu_rows(sizes))
+    assert [row["method"] for row in rows] == [
+        "product, top 100",
+        "product",
+        "bixse, search",
+        "bixse, search from host memory",
+    ]
+    assert all(row["seconds"] > 0 and float(row["difference"]) < 1e-5 for row in rows)
 
 
 @pytest.mark.slow

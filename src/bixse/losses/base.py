@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from bixse.encoders.embedding import Features, embed_features, identical_texts, number_of_texts, tokens_without_padding
+from bixse.encoders.embedding import (
+    Features,
+    embed_features,
+    identical_texts,
+    joined_columns,
+    number_of_texts,
+    tokens_without_padding,
+)
 from bixse.encoders.processes import all_gather_rows, global_mean_weight, is_sharded, world_size
 from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.catalogue import LossOptions
@@ -76,8 +83,8 @@ class GradedLoss(nn.Module, ABC):
             targets = GradedTargets.from_tensors(labels, (number_of_texts(query_features), columns))
         else:
             first, targets = self.targets_of_labels(query_features, document_features, labels)
-        documents = torch.cat([self._embed(features) for features in document_features])
-        queries = self._embed(query_features)
+        *columns, queries = self._embed_all([*document_features, query_features])
+        documents = torch.cat(columns)
         embedded = queries, documents
         chosen = documents if first is None else documents[first]
         with without_autocast(queries.device):  # bf16 logits near -6 have steps of 0.03
@@ -127,6 +134,13 @@ class GradedLoss(nn.Module, ABC):
                     "of a query and as label a list with the relevance of each, or flat rows to GradedTrainer"
                 )
         return first, targets.to(labels.device)
+
+    def _embed_all(self, columns: Sequence[Features]) -> list[Tensor]:
+        """Embed several columns, in common passes where that saves work."""
+        joined = joined_columns(self.model, columns)
+        if joined is None:
+            return [self._embed(features) for features in columns]
+        return [*self._embed(joined).split([number_of_texts(features) for features in columns])]
 
     def _embed(self, features: Features) -> Tensor:
         wrapper = type(vars(self.model).get("forward"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -24,7 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.encoders.embedding import number_of_texts
+from bixse.encoders.embedding import number_of_texts, retry_with_smaller_passes
 from bixse.encoders.processes import is_sharded, local_part, unsharded_tensors
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError, StorageError
@@ -39,6 +39,7 @@ from bixse.training.loop.tokens import Tokenisation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from datasets import Dataset
     from sentence_transformers import SentenceTransformer
@@ -212,11 +213,19 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Train on one batch; its loss stays on the device until the figures are read."""
         counts, numbers = inputs.pop("counts"), inputs.pop("numbers")  # they stay on the host
         inputs = send_to_device(inputs, self.args.device, non_blocking=True)  # the library's copy would wait
-        loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
+        step = partial(super().training_step, model, inputs, *args, **kwargs)
+        loss = retry_with_smaller_passes(self.model, step, self.loss.parameters())
         if self.accelerator.sync_gradients:
             average_gradients(part for part in self.loss.parameters() if not isinstance(part, DTensor))
         self.figures.add_batch(Batch(self.state.global_step + 1, numbers, loss), counts)
         return loss
+
+    def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
+        """Compute the embeddings of a step in one autocast, so that its passes round each weight once."""
+        # the library does so in each pass; a sharded weight is gathered and freed by each pass
+        if not self.args.bf16 or is_sharded(self.loss):
+            return nullcontext()
+        return torch.autocast(self.args.device.type, torch.bfloat16)
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         """Keep the log entry on the device; read all entries when it is time, and before an evaluation or a save."""
