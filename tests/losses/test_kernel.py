@@ -95,6 +95,15 @@ def test_known_entries_use_embeddings_that_are_not_rounded(device):
     assert max(relative_errors(in_kernel(batch, device), dense(batch, "query"))) < 1e-5
 
 
+def test_embeddings_may_be_stored_by_column(device):
+    batch = random_batch(37, 53, dim=24, scale=10.0, bias=-4.0).rounded_to_bf16()
+    exact = dense(batch, "query")
+    batch.queries, batch.documents = (
+        part.detach().T.contiguous().T.requires_grad_() for part in (batch.queries, batch.documents)
+    )
+    assert max(relative_errors(in_kernel(batch, device), exact)) < 2**-8
+
+
 def test_an_embedding_that_is_not_finite_makes_the_loss_nan(device):
     batch = random_batch(5, 7, dim=16).rounded_to_bf16()
     batch.documents.data[3, 2] = torch.nan

@@ -281,7 +281,7 @@ def add_tiles(
     shape: tuple[int, int],
 ) -> None:
     """Add loss and gradients of every entry, one tile of `shape` at a time, with products of this dtype."""
-    q, d = queries.to(dtype), documents.to(dtype)
+    q, d = queries.to(dtype).contiguous(), documents.to(dtype).contiguous()  # the kernel reads rows
     in_kernel = _in_kernel(q.device, dtype)
     # unlabelled entries: float32 logits and sums; the CPU never waits for the device
     _add_unlabelled(sums, q, d, scale, bias, targets, shape, in_kernel)
