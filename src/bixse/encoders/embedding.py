@@ -116,9 +116,9 @@ def joined_columns(model: Encoder, columns: Sequence[Features]) -> dict[str, Any
 
     The kernels of a pass take no longer to launch for more texts, and short texts leave a GPU idle.
     """
-    masks = [features.get("attention_mask") for features in columns]
-    if not all(isinstance(mask, Tensor) and "lengths" in part for mask, part in zip(masks, columns, strict=True)):
+    if not all("lengths" in features for features in columns):
         return None
+    masks: list[Tensor] = [features["attention_mask"] for features in columns]
     options = [{n: v for n, v in part.items() if n != "lengths" and not isinstance(v, Tensor)} for part in columns]
     names = [set(part) for part in columns]
     take = passes_of(model, masks[0].device).take(model, columns[0])

@@ -83,8 +83,8 @@ class GradedLoss(nn.Module, ABC):
             targets = GradedTargets.from_tensors(labels, (number_of_texts(query_features), columns))
         else:
             first, targets = self.targets_of_labels(query_features, document_features, labels)
-        *columns, queries = self._embed_all([*document_features, query_features])
-        documents = torch.cat(columns)
+        parts = self._embed_all([*document_features, query_features])
+        queries, documents = parts.pop(), torch.cat(parts)
         embedded = queries, documents
         chosen = documents if first is None else documents[first]
         with without_autocast(queries.device):  # bf16 logits near -6 have steps of 0.03
@@ -154,8 +154,7 @@ class GradedLoss(nn.Module, ABC):
                 )
             # MatryoshkaLoss and AdaptiveLayerLoss count the calls and keep states in the features that they gave:
             # no passes of copied rows, and nothing that is computed again later
-            given = {name: value for name, value in features.items() if name != "lengths"}  # for `embed_features`
-            embeddings: Tensor = self.model(given)["sentence_embedding"]
+            embeddings: Tensor = self.model(features)["sentence_embedding"]
             return embeddings
         if number_of_texts(features) == 0 and not is_sharded(self.model):
             # a process without texts of a batch still takes part in the exchange
