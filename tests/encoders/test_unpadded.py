@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from sentence_transformers.util import batch_to_device
 
-from bixse.encoders import embedding, unpadded
+from bixse.encoders import unpadded
 from bixse.encoders.embedding import embed_features, passes_of
 from bixse.encoders.encode import embeddings_key
 from bixse.encoders.loading.backbones import switch_attention
@@ -39,7 +39,6 @@ def without_padding(monkeypatch):
     @contextmanager
     def context():
         with monkeypatch.context() as patch:
-            patch.setattr(embedding, "UNPADDED_DEVICES", {"cpu"})
             patch.setattr(unpadded, "has_kernel", lambda *_: True)
             yield
 

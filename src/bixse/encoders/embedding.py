@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -18,10 +17,15 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
+from bixse.encoders import unpadded
 from bixse.encoders.processes import is_sharded, local_part, most_of_all, world_size
+from bixse.encoders.unpadded import Encoder, embed_pass, map_tensors, on_device, take_rows
+from bixse.encoders.unpadded import Features as Features
 from bixse.progress import size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from numpy.typing import NDArray
 
 PASS_COST: Mapping[str, int] = defaultdict(lambda: 2048, cpu=64)
@@ -35,13 +39,6 @@ TOKENS_PER_PASS = (512, 2**18)
 """Lowest and highest budget of tokens per pass on a GPU. More tokens are not faster."""
 USED_SHARE = 0.7
 """Share of the free memory of a GPU that the tokens of a pass may take by the estimate of `bytes_per_token`."""
-UNPADDED_DEVICES = {"cuda"}
-"""Types of devices with a kernel for attention that needs no padding."""
-Features: TypeAlias = Mapping[str, Any]
-"""Tokenised texts for models of sentence-transformers: `input_ids` (N, T), `attention_mask` (N, T), ...
-For static embeddings, `input_ids` holds the tokens of all texts in one row, and `offsets` (N,) their starts."""
-Encoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Tensor]]
-"""A SentenceTransformer, or the distributed wrapper around one."""
 TakeRows: TypeAlias = "Callable[[Features, NDArray[np.bool_], NDArray[np.int64]], dict[str, Any]]"
 """A function that makes the features of one pass, see `take_rows`."""
 T = TypeVar("T")
@@ -57,13 +54,13 @@ def embed_features(
     then asked for nothing. `mini_batch_size` is the largest number of texts per pass; None: 32, and on a GPU as many
     tokens as its memory holds (`Passes`). Without gradients, passes that do not fit into memory are made smaller.
     """
-    embed = partial(_embed, model, dict(features), mini_batch_size, gradient_cache)
+    embed = partial(_embed, model, features, mini_batch_size, gradient_cache)
     if torch.is_grad_enabled() or is_sharded(model):
         return embed()  # a step with gradients begins again as a whole; a pass of a sharded encoder takes all processes
     return retry_with_smaller_passes(model, embed)
 
 
-def _embed(model: Encoder, features: dict[str, Any], mini_batch_size: int | None, gradient_cache: bool) -> Tensor:
+def _embed(model: Encoder, features: Features, mini_batch_size: int | None, gradient_cache: bool) -> Tensor:
     # a distributed wrapper keeps the encoder as its `module`
     dimensions: int | None = getattr(getattr(model, "module", model), "truncate_dim", None)
     sharded = is_sharded(model)
@@ -81,6 +78,7 @@ def _embed(model: Encoder, features: dict[str, Any], mini_batch_size: int | None
         embedded: Tensor = _SeparateBackward.apply(start, encode, part) if sharded else encode(part)  # type: ignore[no-untyped-call]
         return embedded
 
+    features = dict(features)
     lengths, mask = features.pop("lengths", None), features.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return embed(features)
@@ -100,15 +98,6 @@ def _embed(model: Encoder, features: dict[str, Any], mini_batch_size: int | None
     parts += [embed(_one_token(features, mask))[:0] for _ in range(missing)]
     embeddings = torch.cat(parts)
     return embeddings.new_zeros(len(mask), embeddings.shape[1]).index_copy(0, on_device(order, mask.device), embeddings)
-
-
-def embed_pass(model: Encoder, part: Features) -> Tensor:
-    """Embed the texts of one pass, padded or flat."""
-    embeddings = model(dict(part))["sentence_embedding"]  # the encoder adds its states to the dictionary
-    if "cu_seq_lens_k" not in part:
-        return embeddings
-    segments = (len(part["cu_seq_lens_q"]) - 1) // (len(part["cu_seq_lens_k"]) - 1)
-    return embeddings[segments - 1 :: segments]  # of a prompt that is not pooled and the rest: the rest
 
 
 def joined_columns(model: Encoder, columns: Sequence[Features]) -> dict[str, Any] | None:
@@ -161,41 +150,11 @@ def _one_token(features: Features, mask: Tensor) -> dict[str, Any]:
     return {**single, "attention_mask": mask.new_ones(1, 1)}
 
 
-def map_tensors(
-    features: Features, mask: Tensor, tokens: Callable[[Tensor], Tensor], texts: Callable[[Tensor], Tensor]
-) -> dict[str, Any]:
-    """Apply `tokens` to tensors with an entry per token and `texts` to tensors with an entry per text."""
-    mapped = dict(features)
-    for name, value in features.items():
-        if isinstance(value, Tensor) and value.shape[:2] == mask.shape:
-            mapped[name] = tokens(value)
-        elif isinstance(value, Tensor) and value.shape[:1] == mask.shape[:1]:
-            mapped[name] = texts(value)
-    return mapped
-
-
 def _on_host(mask: Tensor, lengths: NDArray[np.int64] | None) -> NDArray[np.bool_]:
     """Return an (N, T) mask of tokens as an array; texts of known lengths begin at position 0."""
     if lengths is None:
         return mask.bool().cpu().numpy()
     return np.arange(mask.shape[1]) < np.asarray(lengths)[:, None]
-
-
-def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy an array to a device without waiting for the device."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def take_rows(features: Features, tokens: NDArray[np.bool_], rows: NDArray[np.int64]) -> dict[str, Any]:
-    """Return the chosen rows, without token positions that are padding in all rows (left or right).
-
-    `tokens` is the (N, T) mask of the features on the host.
-    """
-    mask: Tensor = features["attention_mask"]
-    columns = np.flatnonzero(tokens[rows].any(axis=0))
-    row, column = on_device(rows, mask.device), on_device(columns, mask.device)
-    return map_tensors(features, mask, lambda x: x[row[:, None], column], lambda x: x[row])
 
 
 @dataclass
@@ -223,10 +182,6 @@ class Passes:
 
     def take(self, model: Any, features: Features) -> TakeRows:
         """Return the function that makes the features of a pass: without padding if that gives the same embeddings."""
-        if self.device.type not in UNPADDED_DEVICES:
-            return take_rows
-        from bixse.encoders import unpadded
-
         if not unpadded.is_possible(model, features, self.device):
             return take_rows
         task = features.get("task")  # a router reads each task with another backbone

@@ -1,23 +1,19 @@
-"""Read texts without padding: all texts of a pass in one row, with attention inside each text."""
+"""The features of one pass: padded to its longest text, or in one row, with attention inside each text."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
 
-from bixse.encoders.embedding import Features, embed_pass, map_tensors, on_device, take_rows
-from bixse.encoders.loading.backbones import backbones, first_position, input_parts, parts_of
 from bixse.encoders.processes import is_sharded
 from bixse.errors import first_fault
 
@@ -29,7 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
 
+Features: TypeAlias = Mapping[str, Any]
+"""Tokenised texts for models of sentence-transformers: `input_ids` (N, T), `attention_mask` (N, T), ...
+For static embeddings, `input_ids` holds the tokens of all texts in one row, and `offsets` (N,) their starts."""
+Encoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Tensor]]
+"""A SentenceTransformer, or the distributed wrapper around one."""
 NAME = "bixse_varlen"
 """Name of the attention among those of transformers."""
 LENGTHS = (3, 40, 11)
@@ -41,6 +43,45 @@ DISTANCE = 1e-4
 HALF_DISTANCE = 0.05
 """Allowed distance if the weights are in half precision, whose own distance is unknown."""
 log = logging.getLogger(__name__)
+
+
+def embed_pass(model: Encoder, part: Features) -> Tensor:
+    """Embed the texts of one pass, padded or flat."""
+    embeddings = model(dict(part))["sentence_embedding"]  # the encoder adds its states to the dictionary
+    if "cu_seq_lens_k" not in part:
+        return embeddings
+    segments = (len(part["cu_seq_lens_q"]) - 1) // (len(part["cu_seq_lens_k"]) - 1)
+    return embeddings[segments - 1 :: segments]  # of a prompt that is not pooled and the rest: the rest
+
+
+def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to a device without waiting for the device."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def take_rows(features: Features, tokens: NDArray[np.bool_], rows: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the chosen rows, without token positions that are padding in all rows (left or right).
+
+    `tokens` is the (N, T) mask of the features on the host.
+    """
+    mask: Tensor = features["attention_mask"]
+    columns = np.flatnonzero(tokens[rows].any(axis=0))
+    row, column = on_device(rows, mask.device), on_device(columns, mask.device)
+    return map_tensors(features, mask, lambda x: x[row[:, None], column], lambda x: x[row])
+
+
+def map_tensors(
+    features: Features, mask: Tensor, tokens: Callable[[Tensor], Tensor], texts: Callable[[Tensor], Tensor]
+) -> dict[str, Any]:
+    """Apply `tokens` to tensors with an entry per token and `texts` to tensors with an entry per text."""
+    mapped = dict(features)
+    for name, value in features.items():
+        if isinstance(value, Tensor) and value.shape[:2] == mask.shape:
+            mapped[name] = tokens(value)
+        elif isinstance(value, Tensor) and value.shape[:1] == mask.shape[:1]:
+            mapped[name] = texts(value)
+    return mapped
 
 
 def attend(
@@ -61,6 +102,8 @@ def attend(
     """
     if "cu_seq_lens_k" not in options:
         options |= {"scaling": scaling, "sliding_window": sliding_window, "is_causal": is_causal}
+        from transformers import AttentionInterface
+
         padded: tuple[Tensor, None] = AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **options)
         return padded
     if unknown := {name for name in ("position_bias", "softcap", "s_aux") if options.get(name) is not None}:
@@ -110,13 +153,16 @@ def _per_text(
     return torch.cat(parts, dim=2).transpose(1, 2)
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])  # the masks of padded texts
-
-
 def is_possible(model: Any, features: Features, device: torch.device) -> bool:
     """Return True if an encoder may read texts without padding on a device in the precision in use."""
-    if not isinstance(model, SentenceTransformer) or is_sharded(model) or not has_kernel(model, device):
+    if not has_kernel(model, device) or is_sharded(model):
+        return False
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    from bixse.encoders.loading.backbones import backbones, input_parts, parts_of
+
+    if not isinstance(model, SentenceTransformer):
         return False
     parts: list[Any] = backbones(model)
     if not parts or len(parts) < len(input_parts(model)):
@@ -131,15 +177,22 @@ def is_possible(model: Any, features: Features, device: torch.device) -> bool:
     )
 
 
-def has_kernel(model: SentenceTransformer, device: torch.device) -> bool:
+def has_kernel(model: Any, device: torch.device) -> bool:
     """Return True if PyTorch has the kernel for a device and the precision in use."""
-    on = device.type == "cuda" and torch.is_autocast_enabled("cuda")
-    dtype = torch.get_autocast_dtype("cuda") if on else model.dtype
-    return varlen_attn is not None and device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if device.type != "cuda" or varlen_attn is None:
+        return False
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else getattr(model, "dtype", None)
+    return dtype in (torch.bfloat16, torch.float16)
 
 
 def switch(model: SentenceTransformer) -> None:
     """Let an encoder read texts with and without padding; without any effect on what is saved."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from bixse.encoders.loading.backbones import backbones
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])  # the masks of padded texts
     part: Any
     for part in backbones(model):  # for good: gradient checkpointing calls layers again in the backward pass
         if part.auto_model.config._attn_implementation != NAME:
@@ -149,6 +202,8 @@ def switch(model: SentenceTransformer) -> None:
 @torch.no_grad()
 def agrees(model: SentenceTransformer, features: Features) -> bool:
     """Return True if texts that are read without padding have the embeddings they have one by one."""
+    from bixse.encoders.loading.backbones import backbones
+
     was_training = model.training
     model.eval()
     before = [(part.auto_model, part.auto_model.config._attn_implementation) for part in backbones(model)]
@@ -186,6 +241,8 @@ def _distance(some: Tensor, others: Tensor) -> float:
 
 def _artificial(model: SentenceTransformer, features: Features) -> tuple[dict[str, Any], NDArray[np.bool_]]:
     """Return features and (N, T) mask of texts of random tokens, in the form of the given features."""
+    from bixse.encoders.loading.backbones import backbones, first_position
+
     part: Any
     longest, vocabulary = LONGEST, LONGEST
     padding = 0
@@ -220,6 +277,8 @@ def take_flat(
     `tokens` is the (N, T) mask of the features on the host. `cu_seq_lens_k` are the borders of the texts for attention,
     `cu_seq_lens_q` those of the segments that `Pooling` reads. If it leaves a prompt out, a text has two segments.
     """
+    from bixse.encoders.loading.backbones import backbones, first_position
+
     mask: Tensor = features["attention_mask"]
     lengths = tokens[rows].sum(axis=1)
     chosen, columns = np.nonzero(tokens[rows])
@@ -250,5 +309,9 @@ def _borders(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def _leaves_prompt_out(model: SentenceTransformer, features: Features) -> bool:
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    from bixse.encoders.loading.backbones import parts_of
+
     parts: Sequence[Any] = [module for module in parts_of(model) if isinstance(module, Pooling)]
     return bool(features.get("prompt_length")) and not all(part.include_prompt for part in parts)

@@ -154,7 +154,9 @@ class GradedLoss(nn.Module, ABC):
                 )
             # MatryoshkaLoss and AdaptiveLayerLoss count the calls and keep states in the features that they gave:
             # no passes of copied rows, and nothing that is computed again later
-            embeddings: Tensor = self.model(features)["sentence_embedding"]
+            given: Any = features
+            given.pop("lengths", None)  # for `embed_features`
+            embeddings: Tensor = self.model(given)["sentence_embedding"]
             return embeddings
         if number_of_texts(features) == 0 and not is_sharded(self.model):
             # a process without texts of a batch still takes part in the exchange
