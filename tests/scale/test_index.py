@@ -145,6 +145,18 @@ def test_hits_equal_those_of_a_float64_product(tiny_model, folder, documents, to
         assert index.search([]) == []
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("free", [2**30, 0])
+def test_index_on_a_gpu_or_copied_to_it_gives_the_documents_of_the_cpu(tiny_model, folder, monkeypatch, free):
+    queries = np.random.default_rng(0).standard_normal((40, 32)).astype(np.float32)
+    with open_index(folder, tiny_model) as index:
+        monkeypatch.setattr(index_files, "home_of", lambda size: "cuda" if size < free else "cpu")
+        monkeypatch.setattr(index_files, "search_device", lambda queries, documents: "cuda")
+        answers = index._files.search(queries, 7)
+        expected = [np.argsort(-row, kind="stable")[:7] for row in queries @ index._files.embeddings(0, 100).T]
+    assert [[name for name, _, _ in line] for line in answers] == [[f"d{n}" for n in row] for row in expected]
+
+
 def test_ties_have_the_order_of_the_corpus(tiny_model, write_corpus, tmp_path):
     corpus = write_corpus({f"d{n}": ("", "the same") for n in range(100, 0, -1)})
     index_of(tiny_model, corpus, tmp_path / "index")

@@ -66,9 +66,14 @@ class TestOnGPU:
         documents = np.full((50, 3), value, dtype=np.float32)
         assert exact_search(np.ones((3, 3)), documents, 5, 11, gpu_way)[1].tolist() == [[0, 1, 2, 3, 4]] * 3
 
+    def test_ties_above_the_documents_known_so_far_stay_in_order(self, gpu_way):
+        documents = np.repeat(np.array([[0.0], [1.0], [0.0], [2.0]], dtype=np.float32), 25, axis=0)
+        assert exact_search(np.ones((3, 1)), documents, 5, 25, gpu_way)[1].tolist() == [[75, 76, 77, 78, 79]] * 3
+
     def test_negative_zero_equals_zero(self, gpu_way):
-        documents = np.array([[-1.0], [-0.0], [0.0], [-0.0], [0.0]], dtype=np.float32)
-        assert exact_search(np.ones((1, 1)), documents, 2, device=gpu_way)[1].tolist() == [[1, 2]]
+        scores = torch.tensor([[-1.0, -0.0, 0.0, -0.0, 0.0]], device=gpu_way)
+        keys = exact._best_by_topk(scores, 0, torch.empty((1, 0), dtype=torch.int64, device=gpu_way), 2)
+        assert exact._from_keys(keys)[1].tolist() == [[1, 2]]
 
     def test_blocks_may_be_cut_anywhere_and_continued_from_the_saved_state(self, gpu_way):
         queries, documents = integers(1, 3, 2), integers(2, 40, 2)
@@ -89,10 +94,10 @@ class TestOnGPU:
     def test_inner_products_beyond_float32_are_refused_among_the_best_alone(self, gpu_way):
         """Infinity minus infinity is no score: PyTorch's topk takes it for the highest."""
         queries = np.full((2, 2), 3e38, dtype=np.float32)
-        documents = np.array([[1e3, -1e3], [0, 0], [1e-3, 0], [2e-3, 0]], dtype=np.float32)
+        documents = np.array([[1e3, -1e3]] * 3 + [[1e-3, 0], [2e-3, 0], [0, 0]], dtype=np.float32)
         with pytest.raises(InputError, match="inner products beyond float32"):
             exact_search(queries, documents, 4, device=gpu_way)
-        assert exact_search(queries, documents, 2, device=gpu_way)[1].tolist() == [[3, 2]] * 2
+        assert exact_search(queries, documents, 2, device=gpu_way)[1].tolist() == [[4, 3]] * 2
 
 
 @pytest.mark.gpu
