@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from test_trainer import After
 
 from bixse.encoders.loading.build import set_dropout
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.losses import BiXSELoss
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-from test_trainer import After
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 STEPS = {"max_steps": 8, "per_device_train_batch_size": 8, "save_steps": 4, "save_strategy": "steps", "seed": 3}
