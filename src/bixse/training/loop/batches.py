@@ -299,7 +299,7 @@ class GradedCollator:
             len(rows) - len(first) if self.rank == 0 else 0,
             len(targets.relevance) - drawn_entries,
             int(targets.relevance.isnan().sum()),
-            sum(int(mask.sum()) for name, mask in batch.items() if name.endswith("_attention_mask")),
+            sum(int(mask.numpy().sum()) for name, mask in batch.items() if name.endswith("_attention_mask")),
         )
         entries = (
             torch.tensor([group.number for group in groups], dtype=torch.long),

@@ -54,7 +54,7 @@ class Tokens:
     def __init__(self, numbers: NDArray[np.int64], content: NDArray[np.int32], form: Form) -> None:
         self.numbers, self.form, self.nbytes = numbers, form, content.nbytes
         self.ids: NDArray[np.int32] = content[: len(content) - len(numbers)]
-        self.lengths: NDArray[np.int64] = content[len(self.ids) :].astype(np.int64)
+        self.lengths: NDArray[np.int64] = np.array(content[len(self.ids) :], dtype=np.int64)
         self.starts: NDArray[np.int64] = np.cumsum(self.lengths) - self.lengths
 
     def features(self, numbers: NDArray[Any]) -> dict[str, Any] | None:
@@ -70,12 +70,14 @@ class Tokens:
         ids = np.full(inside.shape, self.form.padding, dtype=np.int64)
         before = np.cumsum(lengths) - lengths
         ids[inside] = self.ids[np.repeat(self.starts[rows] - before, lengths) + np.arange(lengths.sum())]
-        constants = {name: torch.full(inside.shape, value) for name, value in self.form.constants.items()}
-        mask = torch.from_numpy(inside.astype(np.int64))
+        constants = {name: np.full(inside.shape, value) for name, value in self.form.constants.items()}
+        arrays = {"input_ids": ids, "attention_mask": inside.astype(np.int64), **constants}
+        # made by NumPy: torch would start threads of its own beside those of the encoder
         return {
-            "input_ids": torch.from_numpy(ids), **constants, "attention_mask": mask, **self.form.others,
+            **{name: torch.from_numpy(array) for name, array in arrays.items()},
+            **self.form.others,
             "lengths": lengths,
-        }  # fmt: skip
+        }
 
 
 class Tokenisation(NamedTuple):

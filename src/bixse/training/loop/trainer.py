@@ -148,7 +148,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         broadcast(unsharded_tensors(self.loss))
         with raise_together(), self.args.main_process_first(desc="tokenise"):  # the others read the first one's file
             self._tokenise()
-        self.figures.restart_clock()
+        self.figures = UnreadFigures()  # none of a run that ended early
         try:
             return super().train(*args, **kwargs)
         finally:
