@@ -206,9 +206,8 @@ class Machine:
         """Return (N, D) means of token states, without a prompt's tokens, in float32 and the order of the texts."""
         means = []
         for ids, seen, weights in texts.passes:
-            with torch.autocast(
-                DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda"
-            ):  # a mask of 4 dimensions is used without a look at it
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda"):
+                # transformers looks at a mask of 2 dimensions, and waits for the GPU; one of 4 it takes as it is
                 states = self.backbone(input_ids=ids, attention_mask=seen, use_cache=False).last_hidden_state
             means.append((states.float() * weights).sum(1))
         return torch.cat(means)[texts.back]

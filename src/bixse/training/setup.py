@@ -6,11 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+from sentence_transformers.util import batch_to_device
 from transformers import PrinterCallback, ProgressCallback
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from bixse.encoders.lengths import check_lengths
-from bixse.encoders.loading.precision import default_device
+from bixse.encoders.embedding import embed_features
+from bixse.encoders.lengths import KINDS, check_lengths
+from bixse.encoders.loading.precision import autocast, default_device
+from bixse.encoders.loading.standardise import TEXTS_MEASURED, Standardised, standardise
 from bixse.errors import InputError
 from bixse.extensions import extension
 from bixse.training.checks import check_max_length, check_pairs, prompts_before
@@ -18,6 +22,7 @@ from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDE
 from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of, warnings_of
 from bixse.training.distributed import PATIENCE, is_main_process, world_size
 from bixse.training.inputs import make_loss
+from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, prompts_of, shortened_preprocess
 from bixse.training.loop.checkpoints import ProgressBar, StepLog, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
@@ -36,6 +42,8 @@ CHECKPOINTING: dict[str, Any] = {
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
 """Passed only if wanted: transformers 5.23 warns of these names, and sentence-transformers 6.2 knows no others."""
+QUERIES_AT_ONCE = 32
+"""Maximum number of queries per batch whose embeddings are measured."""
 SAME_NAMES = {
     "gradient_accumulation_steps", "documents_per_query", "bias_lr_multiplier", "adam_beta2", "weight_decay",
     "max_grad_norm",
@@ -51,19 +59,50 @@ class Parts:
     evaluator: GradedRetrievalEvaluator | None
     warnings: list[str]
     trainer: type[GradedTrainer] = GradedTrainer
+    standardised: Standardised | None = None
 
 
 def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     """Make the loss and the dev evaluator, and refuse inputs that cannot be trained on."""
     loss = make_loss(config, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
+    standardised = standardise_bare(config, model, pairs)
     warnings = warnings_of(inputs.watched)
+    if config.standardise is not None and standardised is None:
+        warnings.append(
+            f"standardise: got the sentence-transformers model {config.model}; expected a bare backbone; its "
+            "embeddings stay as they are; fix: leave it out"
+        )
     warnings += check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
     warnings += check_lengths(model, pairs, prompts_before(model, pairs))
     trainer: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
-    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, trainer)
+    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, trainer, standardised)
+
+
+@torch.no_grad()
+def standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: GradedPairs) -> Standardised | None:
+    """Append the map `config.standardise` to a bare backbone, measured on texts as training reads them."""
+    if config.standardise is None or model.backbone_files is None:
+        return None
+    optimizer, was_training = config.optimizer, model.training
+    groups = GroupDataset(pairs, optimizer.documents_per_query, config.seed)
+    preprocess = shortened_preprocess(model, config.train_max_length)
+    collator = GradedCollator(preprocess, pairs, prompts=prompts_of(model, None, pairs))
+    vectors: list[torch.Tensor] = []
+    model.eval()
+    # batches of the first epoch, cut small: queries, documents and tasks come in the proportion of training
+    for drawn in BatchPlan(pairs, min(optimizer.global_batch_size, QUERIES_AT_ONCE), config.seed, config.task_shares):
+        batch = collator([groups[index] for index in drawn])
+        for kind in KINDS.values():
+            part = {name.removeprefix(f"{kind}_"): value for name, value in batch.items() if name.startswith(kind)}
+            with autocast(model.device):
+                vectors += embed_features(model, batch_to_device(part, model.device)).float()
+        if len(vectors) >= TEXTS_MEASURED:
+            break
+    model.train(was_training)
+    return standardise(model, torch.stack(vectors), config.standardise)
 
 
 def make_trainer(
