@@ -6,23 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from sentence_transformers.util import batch_to_device
 from transformers import PrinterCallback, ProgressCallback
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from bixse.encoders.embedding import embed_features
-from bixse.encoders.lengths import KINDS, check_lengths
-from bixse.encoders.loading.precision import autocast, default_device
-from bixse.encoders.loading.standardise import TEXTS_MEASURED, Standardised, standardise
+from bixse.encoders.lengths import check_lengths
+from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
 from bixse.extensions import extension
 from bixse.training.checks import check_max_length, check_pairs, prompts_before
 from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDER
 from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of, warnings_of
 from bixse.training.distributed import PATIENCE, is_main_process, world_size
-from bixse.training.inputs import make_loss
-from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, prompts_of, shortened_preprocess
+from bixse.training.inputs import make_loss, standardise_bare
 from bixse.training.loop.checkpoints import ProgressBar, StepLog, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
@@ -30,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.encoders.loading.standardise import Standardised
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
@@ -42,8 +37,6 @@ CHECKPOINTING: dict[str, Any] = {
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
 """Passed only if wanted: transformers 5.23 warns of these names, and sentence-transformers 6.2 knows no others."""
-QUERIES_AT_ONCE = 32
-"""Maximum number of queries per batch whose embeddings are measured."""
 SAME_NAMES = {
     "gradient_accumulation_steps", "documents_per_query", "bias_lr_multiplier", "adam_beta2", "weight_decay",
     "max_grad_norm",
@@ -79,30 +72,6 @@ def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     warnings += check_lengths(model, pairs, prompts_before(model, pairs))
     trainer: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
     return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, trainer, standardised)
-
-
-@torch.no_grad()
-def standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: GradedPairs) -> Standardised | None:
-    """Append the map `config.standardise` to a bare backbone, measured on texts as training reads them."""
-    if config.standardise is None or model.backbone_files is None:
-        return None
-    optimizer, was_training = config.optimizer, model.training
-    groups = GroupDataset(pairs, optimizer.documents_per_query, config.seed)
-    preprocess = shortened_preprocess(model, config.train_max_length)
-    collator = GradedCollator(preprocess, pairs, prompts=prompts_of(model, None, pairs))
-    vectors: list[torch.Tensor] = []
-    model.eval()
-    # batches of the first epoch, cut small: queries, documents and tasks come in the proportion of training
-    for drawn in BatchPlan(pairs, min(optimizer.global_batch_size, QUERIES_AT_ONCE), config.seed, config.task_shares):
-        batch = collator([groups[index] for index in drawn])
-        for kind in KINDS.values():
-            part = {name.removeprefix(f"{kind}_"): value for name, value in batch.items() if name.startswith(kind)}
-            with autocast(model.device):
-                vectors += embed_features(model, batch_to_device(part, model.device)).float()
-        if len(vectors) >= TEXTS_MEASURED:
-            break
-    model.train(was_training)
-    return standardise(model, torch.stack(vectors), config.standardise)
 
 
 def make_trainer(
