@@ -15,6 +15,7 @@ from sentence_transformers.base.modules import Normalize
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.standardise import standardise
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import ConfigError, InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
@@ -216,3 +217,14 @@ def test_decoder_cut_to_fewer_dimensions(kind, decoder_path, collection, tmp_pat
     settings = ExportSettings(model=str(decoder_path(kind)), collection=collection, dimensions=16)
     assert export(settings, tmp_path / "out").fault is None
     assert load_exported(tmp_path / "out").encode_document(DOCUMENTS).shape == (len(DOCUMENTS), 16)
+
+
+@real
+@pytest.mark.slow
+def test_standardised_decoder_embeds_as_its_graph(decoder_path, collection, tmp_path):
+    model = build_encoder(decoder_path("llama"), device="cpu")
+    standardise(model, model.encode(DOCUMENTS, convert_to_tensor=True), "mean-and-deviation")
+    save_whole(model, tmp_path / "model")
+    assert export(ExportSettings(model=str(tmp_path / "model"), collection=collection), tmp_path / "out").fault is None
+    unit = model.encode(DOCUMENTS, normalize_embeddings=True)
+    np.testing.assert_allclose(load_exported(tmp_path / "out").encode_document(DOCUMENTS), unit, atol=1e-5)

@@ -6,13 +6,21 @@ A server that refuses the folder raises `RefusedError`. They share nothing with 
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
+from safetensors.numpy import load_file
 
 
 class RefusedError(Exception):
     pass
+
+
+class Layer(NamedTuple):
+    """A linear layer that both servers apply to the pooled embedding, before they normalise it."""
+
+    weight: Any
+    bias: Any
 
 
 class Served(NamedTuple):
@@ -21,12 +29,20 @@ class Served(NamedTuple):
     length: int
     normalised: bool
     prompts: dict[str, str]
+    layers: tuple[Layer, ...] = ()
 
 
 class PoolConfig(BaseModel):  # text-embeddings-inference, router/src/lib.rs: the first two fields have no default
     pooling_mode_cls_token: bool
     pooling_mode_mean_tokens: bool
     pooling_mode_lasttoken: bool = False
+
+
+class DenseConfig(BaseModel):  # text-embeddings-inference, backends/candle/src/layers/dense.rs
+    in_features: int = Field(ge=0)
+    out_features: int = Field(ge=0)
+    bias: bool
+    activation_function: Literal["torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"]
 
 
 class STConfig(BaseModel):
@@ -58,7 +74,20 @@ def text_embeddings_inference(folder) -> Served:
     pooling = next((name for name, is_set in modes.items() if is_set), None)
     if pooling is None:
         raise RefusedError("Pooling config is not supported")
-    return Served(pooling, limit.max_seq_length, True, new.prompts or {})
+    return Served(pooling, limit.max_seq_length, True, new.prompts or {}, layers(folder))
+
+
+def layers(folder) -> tuple[Layer, ...]:
+    """Return the layers of modules whose type has the name before sentence-transformers 5.4; both read no other."""
+    dense = []
+    for module in content(folder, "modules.json"):
+        if module["type"] == "sentence_transformers.models.Dense":
+            config = DenseConfig.model_validate(content(folder, module["path"], "config.json"))
+            weights = load_file(folder / module["path"] / "model.safetensors")
+            assert weights["linear.weight"].shape == (config.out_features, config.in_features)
+            assert config.activation_function.endswith("Identity")
+            dense.append(Layer(weights["linear.weight"], weights["linear.bias"] if config.bias else 0.0))
+    return tuple(dense)
 
 
 def content(folder, *names):
@@ -81,4 +110,4 @@ def vllm_before_september_2026(folder) -> Served:
         if value is True and word in ("CLS", "LAST", "MEAN"):
             pooling = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}[word]
     normalised = any(module["type"] == "sentence_transformers.models.Normalize" for module in modules)
-    return Served(pooling, length, normalised, {})
+    return Served(pooling, length, normalised, {}, layers(folder))

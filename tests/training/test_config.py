@@ -69,7 +69,7 @@ def test_all_errors_together(tmp_path):
     assert "give --pairs" in lines[0]
 
 
-OF_TRANSFORMERS = [{"train_max_length": 16}, {"dropout": 0.1}]
+OF_TRANSFORMERS = [{"train_max_length": 16}, {"dropout": 0.1}, {"standardise": "mean"}]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_settings_that_do_not_fit_together(settings, fact):
 
 def test_settings_that_came_later_do_not_change_a_run_without_them():
     plain, sharded = (TrainConfig(pairs="p", **changes).identity() for changes in ({}, {"sharding": "full"}))
-    assert "dimensions" not in plain
+    assert not {"dimensions", "standardise"} & plain.keys()
     assert (plain["sharding"], sharded["sharding"]) == (None, "full")
 
 

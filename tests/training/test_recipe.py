@@ -2,6 +2,7 @@ import json
 import shutil
 import tempfile
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -194,6 +195,33 @@ def test_a_head_after_the_pooling_is_trained_saved_and_resumed(run_config, heade
     result = train_both_ways(settings, "model/2_Dense/model.safetensors")
     before, after = (SentenceTransformer(str(path), device="cpu")[2] for path in (headed_path, result.model_path))
     assert (after.linear.weight - before.linear.weight).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("lora", "merge"), [(None, {"weights": [0.0]}), pytest.param({"rank": 4}, None, marks=pytest.mark.slow)]
+)
+def test_a_decoder_is_standardised_before_it_is_trained_merged_and_resumed(
+    run_config, decoder_path, train_both_ways, lora, merge
+):
+    settings = run_config(
+        decoder_path("llama"), dev=None, standardise="mean-and-deviation", train_max_length=8, lora=lora, merge=merge
+    )
+    result = train_both_ways(settings, "model/2_Dense/model.safetensors", "model/relevance_head.json")
+    figures = result.standardised
+    assert figures.texts >= 100 and figures.cosine_before > 0.1 > abs(figures.cosine_after)
+    trained, base = build_encoder(result.model_path, device="cpu"), build_encoder(settings.model, 16, device="cpu")
+    texts = ["copy a file", "the lock of a thread"]
+    plain = SentenceTransformer(str(result.model_path), device="cpu").encode(texts)
+    np.testing.assert_array_equal(trained.encode(texts), plain)
+    mapped = trained[2].linear(torch.from_numpy(base.encode(texts))).detach().numpy()
+    # the base of a merge is the standardised model: weight 0 gives it back
+    assert np.allclose(plain, mapped, atol=1e-5) == (merge is not None)
+
+
+def test_a_model_with_modules_of_its_own_is_not_standardised(train_toy):
+    result = train_toy(standardise="mean", optimizer={"max_steps": 1}, dev=None)
+    assert result.standardised is None and not (result.model_path / "2_Dense").exists()
+    assert sum("standardise: got" in warning for warning in result.warnings) == 1
 
 
 @pytest.mark.slow

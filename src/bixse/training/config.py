@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bixse.encoders.loading.build import STATIC, PoolingMode
 from bixse.encoders.loading.precision import Setting, resolve_precision
+from bixse.encoders.loading.standardise import Standardise
 from bixse.errors import SEEDS, ConfigError
 from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options, instead_of
 from bixse.settings import Flag, Settings, paths_in
@@ -29,7 +30,9 @@ CHECKPOINT_FOLDER = "checkpoints"
 """Checkpoints to resume from, until the run is finished."""
 
 
-NOT_OF_A_STATIC_ENCODER = ("max_length", "train_max_length", "dropout", "bidirectional", "pooling", "lora")
+NOT_OF_A_STATIC_ENCODER = (
+    "max_length", "train_max_length", "dropout", "bidirectional", "pooling", "standardise", "lora"
+)  # fmt: skip
 
 
 class LoraConfig(Settings):
@@ -175,6 +178,10 @@ class TrainConfig(Settings):
     pooling: PoolingMode | None = None
     """Pooling of a bare backbone: mean, cls (the first token) or cls-head (the first token and ModernBERT's head). Null
     takes cls-head if the checkpoint has the head, else mean. A sentence-transformers model keeps its pooling."""
+    standardise: Standardise | None = None
+    """Map of a bare backbone's embeddings before training, measured on 1,000 training texts and saved with the model:
+    "mean" subtracts their mean, "mean-and-deviation" also divides each dimension by its deviation. Null maps nothing.
+    Embeddings of a sentence-transformers model are not mapped."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights. `lora: {}` takes the defaults; null trains all weights."""
     loss: Annotated[str, Flag(metavar="LOSS")] = "bixse"
@@ -253,7 +260,8 @@ class TrainConfig(Settings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
-        left_out = set() if self.dimensions else {"dimensions"}  # runs of older versions continue
+        # runs of older versions continue
+        left_out = {name for name in ("dimensions", "standardise") if not getattr(self, name)}
         return self.model_dump(mode="json", exclude=left_out)
 
     def resolved(self) -> TrainConfig:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+from sentence_transformers.util import batch_to_device
 from transformers import set_seed
 
 from bixse.data.pairs_files import load_several
 from bixse.data.run import Run, open_run
 from bixse.data.task_instructions import load_instructions
+from bixse.encoders.embedding import embed_features
 from bixse.encoders.loading.build import (
     build_encoder,
     check_dimensions,
@@ -17,21 +20,29 @@ from bixse.encoders.loading.build import (
     set_dropout,
     use_attention_to_train_with,
 )
+from bixse.encoders.loading.precision import autocast
+from bixse.encoders.loading.standardise import TEXTS_MEASURED, Standardised, standardise
 from bixse.encoders.relevance_model import set_instructions
 from bixse.encoders.weights import add_lora, upcast_trainable_to_float32
 from bixse.files.files import file_hash
 from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.training.dev_evaluation import load_watched, split_hashes, watched_splits
 from bixse.training.distributed import world_size
+from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, prompts_of, shortened_preprocess
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.task_instructions import Instructions
+    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import Watched
+
+
+QUERIES_AT_ONCE = 32
+"""Maximum number of queries per batch whose embeddings are measured."""
 
 
 class Inputs(NamedTuple):
@@ -85,3 +96,27 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
     if LOSSES[config.loss].name == "BiXSELoss":
         options["bias_lr_multiplier"] = config.optimizer.bias_lr_multiplier
     return build_loss(config.loss, model, config.dimensions, **options)
+
+
+@torch.no_grad()
+def standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: GradedPairs) -> Standardised | None:
+    """Append the map `config.standardise` to a bare backbone, measured on texts as training reads them."""
+    if config.standardise is None or model.backbone_files is None:
+        return None
+    optimizer, was_training = config.optimizer, model.training
+    groups = GroupDataset(pairs, optimizer.documents_per_query, config.seed)
+    preprocess = shortened_preprocess(model, config.train_max_length)
+    collator = GradedCollator(preprocess, pairs, prompts=prompts_of(model, None, pairs))
+    vectors: list[torch.Tensor] = []
+    model.eval()
+    # batches of the first epoch, cut small: queries, documents and tasks come in the proportion of training
+    for drawn in BatchPlan(pairs, min(optimizer.global_batch_size, QUERIES_AT_ONCE), config.seed, config.task_shares):
+        batch = collator([groups[index] for index in drawn])
+        for kind in ("query", "document"):
+            part = {name.removeprefix(f"{kind}_"): value for name, value in batch.items() if name.startswith(kind)}
+            with autocast(model.device):
+                vectors += embed_features(model, batch_to_device(part, model.device)).float()
+        if len(vectors) >= TEXTS_MEASURED:
+            break
+    model.train(was_training)
+    return standardise(model, torch.stack(vectors), config.standardise)

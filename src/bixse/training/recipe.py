@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from pydantic import TypeAdapter
 
+from bixse.encoders.loading.standardise import Standardised  # noqa: TC001 pydantic reads it
 from bixse.errors import InputError, InterruptedRunError, TrainingError
 from bixse.losses.relevance_head import trained_head
 from bixse.training.checks import check_learned, embedding_spreads, warn_of_no_gain
@@ -45,6 +46,8 @@ class TrainResult:
     """The encoder's peak rate, scaled to the queries per step."""
     merge: MergeResult | None = None
     """The merge with the base model's weights; None without a merge."""
+    standardised: Standardised | None = None
+    """Figures of the map before training; None without a map."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name not in ("model_path", "reused")}
@@ -93,6 +96,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             warnings=warnings,
             learning_rate=trainer.args.learning_rate,
             merge=merged,
+            standardised=parts.standardised,
         )
         guard.together(_save, result, trainer.unsharded_model(), head, guard, trainer, started)
     return result

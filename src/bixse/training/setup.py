@@ -17,7 +17,7 @@ from bixse.training.checks import check_max_length, check_pairs, prompts_before
 from bixse.training.config import CHECKPOINT_FOLDER, DIVERGED_FILE, LOG_FILE, TENSORBOARD_FOLDER
 from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of, warnings_of
 from bixse.training.distributed import PATIENCE, is_main_process, world_size
-from bixse.training.inputs import make_loss
+from bixse.training.inputs import make_loss, standardise_bare
 from bixse.training.loop.checkpoints import ProgressBar, StepLog, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from bixse.encoders.loading.standardise import Standardised
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
@@ -50,19 +51,26 @@ class Parts:
     evaluator: GradedRetrievalEvaluator | None
     warnings: list[str]
     trainer: type[GradedTrainer] = GradedTrainer
+    standardised: Standardised | None = None
 
 
 def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     """Make the loss and the dev evaluator, and refuse inputs that cannot be trained on."""
     loss = make_loss(config, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
+    standardised = standardise_bare(config, model, pairs)
     warnings = warnings_of(inputs.watched)
+    if config.standardise is not None and standardised is None:
+        warnings.append(
+            f"standardise: got the sentence-transformers model {config.model}; expected a bare backbone; its "
+            "embeddings stay as they are; fix: leave it out"
+        )
     warnings += check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
     warnings += check_lengths(model, pairs, prompts_before(model, pairs))
     trainer: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
-    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, trainer)
+    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, trainer, standardised)
 
 
 def make_trainer(

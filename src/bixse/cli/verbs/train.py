@@ -27,6 +27,8 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
     lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}"]
     lines.append(_rate(config.optimizer, result.learning_rate))
     lines.append(f"precision: {precision}")
+    if result.standardised is not None:
+        lines.append(result.standardised.line())
     if result.best_step in figures and 0 in figures:
         before, best = figures[0], figures[result.best_step]
         metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}
