@@ -28,7 +28,8 @@ from bixse.files.files import file_hash
 from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.training.dev_evaluation import load_watched, split_hashes, watched_splits
 from bixse.training.distributed import world_size
-from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, prompts_of, shortened_preprocess
+from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, prompts_of
+from bixse.training.loop.tokens import Tokenisation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,8 +106,8 @@ def standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: GradedPa
         return None
     optimizer, was_training = config.optimizer, model.training
     groups = GroupDataset(pairs, optimizer.documents_per_query, config.seed)
-    preprocess = shortened_preprocess(model, config.train_max_length)
-    collator = GradedCollator(preprocess, pairs, prompts=prompts_of(model, None, pairs))
+    tokenisation = Tokenisation(model, config.train_max_length)
+    collator = GradedCollator(tokenisation, pairs, prompts=prompts_of(model, None, pairs))
     vectors: list[torch.Tensor] = []
     model.eval()
     # batches of the first epoch, cut small: queries, documents and tasks come in the proportion of training
