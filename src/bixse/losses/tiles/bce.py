@@ -112,9 +112,9 @@ class _GradedBCE(torch.autograd.Function):
         rounded: torch.dtype,
     ) -> Tensor:
         wanted, on_host = ctx.needs_input_grad[:4], _on_host(queries, rounded)
-        # other devices overwrite the gradients with those of the first tiles
+        # other devices set all sums themselves, since every launch counts there
         like = torch.zeros_like if on_host or not math.prod(targets.shape) else torch.empty_like
-        sums = Sums.zeros(queries, documents, wanted, like)
+        sums = Sums.empty(queries, documents, wanted, like)
         if on_host:
             add_host_tiles(sums, queries, documents, scale, bias, targets, shape)
         elif _in_kernel(queries.device, rounded):
@@ -168,20 +168,20 @@ class Sums:
     with_gradients: bool = True
 
     @classmethod
-    def zeros(
+    def empty(
         cls,
         queries: Tensor,
         documents: Tensor,
         wanted: tuple[bool, bool, bool, bool],
         like: Callable[[Tensor], Tensor],
     ) -> Sums:
-        """Return empty sums, with gradients made by `like`.
+        """Return empty sums, made by `like`.
 
         `wanted`: the gradients of queries, documents, scale (derived from queries) and bias.
         """
         exact = torch.float32 if queries.device.type == "mps" else torch.float64  # MPS has no float64
         return cls(
-            torch.zeros(2, dtype=exact, device=queries.device),
+            like(queries.new_empty(2, dtype=exact)),
             like(queries) if wanted[0] or wanted[2] else None,
             like(documents) if wanted[1] else None,
             any(wanted),
@@ -294,6 +294,7 @@ def add_tiles(
 ) -> None:
     """Add loss and gradients of every entry, one tile of `shape` at a time, with products of this dtype."""
     q, d = queries.to(dtype), documents.to(dtype)
+    sums.totals.zero_()
     # unlabelled entries: float32 logits and sums; the CPU never waits for the device
     tiles = DeviceTiles(shape, dtype, q.device)
     for rows, columns in blocks(len(q), len(d), shape):

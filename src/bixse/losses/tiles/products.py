@@ -66,7 +66,7 @@ def has_kernel(device: torch.device) -> bool:
 
         ones, one = torch.ones(128, 64, device=device), torch.ones((), device=device)
         index = torch.zeros(1, dtype=torch.long, device=device)
-        sums = Sums.zeros(ones, ones, (True, True, False, False), torch.empty_like)
+        sums = Sums.empty(ones, ones, (True, True, False, False), torch.empty_like)
         targets = GradedTargets(index, index, one[None], (128, 128))
         add_kernel_tiles(sums, ones, ones, one, one, targets, (128, 128))
     except Exception as error:
