@@ -262,5 +262,5 @@ def _programs(rows: slice, columns: slice) -> int:
 
 
 def _has_descriptors(device: torch.device) -> bool:
-    """Return True on Hopper, where loads by tensor descriptors take a seventh less time; not tried on later GPUs."""
+    """Return True on Hopper, where a tile takes 10 to 14 % less time with descriptors; not tried on later GPUs."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
