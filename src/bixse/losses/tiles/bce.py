@@ -15,6 +15,7 @@ from bixse.losses.tiles.products import (
     TILE_SIDE,
     add_outer,
     add_product,
+    blocks,
     has_kernel,
     known_parts,
     multiply,
@@ -25,11 +26,10 @@ from bixse.losses.tiles.products import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from bixse.encoders.loading.precision import Setting
     from bixse.losses.targets import GradedTargets
-    from bixse.losses.tiles.kernel import KernelTiles
 
 Reduction = Literal["query", "mean"]
 """"query" divides the sum over entries by B (the paper's), "mean" by the number of entries that count."""
@@ -72,6 +72,7 @@ def graded_bce(
     bias = torch.as_tensor(logit_bias, dtype=dtype, device=queries.device).reshape(())
     height, width = TILE_SIDE, TILE_SIDE
     if _in_kernel(queries.device, rounded):
+        queries, documents = queries.contiguous(), documents.contiguous()  # the kernels read rows
         height, width = tile_shape(*targets.shape, 2, min(KERNEL_TILE_BYTES, tile_bytes(queries.device)))
     elif queries.device.type != "cpu":
         height, width = tile_shape(*targets.shape, DeviceTiles.bytes_per_entry[rounded], tile_bytes(queries.device))
@@ -93,7 +94,10 @@ def _in_kernel(device: torch.device, rounded: torch.dtype) -> bool:
 
 
 class _GradedBCE(torch.autograd.Function):
-    """Loss and gradients in one pass; backward only scales the gradients of forward."""
+    """Loss and gradients in one pass; backward only scales the gradients of forward.
+
+    On the CPU forward has scaled them before: the gradient of the loss is 1 there in most runs.
+    """
 
     @staticmethod
     def forward(
@@ -108,28 +112,47 @@ class _GradedBCE(torch.autograd.Function):
         rounded: torch.dtype,
     ) -> Tensor:
         wanted, on_host = ctx.needs_input_grad[:4], _on_host(queries, rounded)
-        # other devices overwrite the gradients with those of the first tiles
+        # other devices set all sums themselves, since every launch counts there
         like = torch.zeros_like if on_host or not math.prod(targets.shape) else torch.empty_like
-        sums = Sums.zeros(queries, documents, wanted, like)
+        sums = Sums.empty(queries, documents, wanted, like)
         if on_host:
             add_host_tiles(sums, queries, documents, scale, bias, targets, shape)
+        elif _in_kernel(queries.device, rounded):
+            from bixse.losses.tiles.kernel import add_kernel_tiles  # needs Triton
+
+            add_kernel_tiles(sums, queries, documents, scale, bias, targets, shape)
         else:
             add_tiles(sums, queries, documents, scale, bias, targets, rounded, shape)
         count: Tensor | int = max(1, len(queries))
         if reduction == "mean":
             count = targets.number_counted().clamp(min=1)
-        loss, grad_bias = (part.to(queries.dtype, copy=True) for part in (sums.totals / count).unbind())
-        ctx.save_for_backward(*sums.gradients(queries, scale, count, wanted), grad_bias if wanted[3] else None)
+        grad_scale = sums.gradient_of_scale(queries) if wanted[2] else None
+        gradients = [sums.queries if wanted[0] else None, sums.documents]
+        ctx.count = 1 if on_host else count
+        if on_host:
+            sums.totals /= count
+            grad_scale = None if grad_scale is None else grad_scale / count
+            present = [part for part in (sums.queries, sums.documents) if part is not None]
+            if present:
+                torch._foreach_mul_(present, scale / count)
+        loss = torch.div(sums.totals[0], ctx.count, out=queries.new_empty(()))
+        ctx.save_for_backward(*gradients, grad_scale, sums.totals[1] if wanted[3] else None, None if on_host else scale)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
-        gradients = ctx.saved_tensors
-        if grad_output.device.type != "cpu" or float(grad_output) != 1.0:  # reading it would make a GPU wait
-            scaled = iter(torch._foreach_mul([part for part in gradients if part is not None], grad_output))
-            gradients = [None if part is None else next(scaled) for part in gradients]
-        return (*gradients, None, None, None, None)
+        *embeddings, grad_scale, grad_bias, scale = ctx.saved_tensors
+        each = grad_output / ctx.count
+        present = [part for part in embeddings if part is not None]
+        if present and (scale is not None or float(grad_output) != 1.0):  # reading it would make a GPU wait
+            scaled = iter(torch._foreach_mul(present, each if scale is None else each * scale))
+            embeddings = [None if part is None else next(scaled) for part in embeddings]
+        numbers = [
+            None if part is None else torch.mul(part, each, out=torch.empty_like(each))
+            for part in (grad_scale, grad_bias)
+        ]
+        return (*embeddings, *numbers, None, None, None, None)
 
 
 @dataclass
@@ -145,20 +168,20 @@ class Sums:
     with_gradients: bool = True
 
     @classmethod
-    def zeros(
+    def empty(
         cls,
         queries: Tensor,
         documents: Tensor,
         wanted: tuple[bool, bool, bool, bool],
         like: Callable[[Tensor], Tensor],
     ) -> Sums:
-        """Return empty sums, with gradients made by `like`.
+        """Return empty sums, made by `like`.
 
         `wanted`: the gradients of queries, documents, scale (derived from queries) and bias.
         """
         exact = torch.float32 if queries.device.type == "mps" else torch.float64  # MPS has no float64
         return cls(
-            torch.zeros(2, dtype=exact, device=queries.device),
+            like(queries.new_empty(2, dtype=exact)),
             like(queries) if wanted[0] or wanted[2] else None,
             like(documents) if wanted[1] else None,
             any(wanted),
@@ -168,24 +191,13 @@ class Sums:
         """Add (2, n) parts of the totals."""
         self.totals += parts.sum(dim=1, dtype=self.totals.dtype)
 
-    def gradients(
-        self, queries: Tensor, scale: Tensor, count: Tensor | int, wanted: tuple[bool, bool, bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of queries, documents and scale, divided by `count`, None if not wanted.
-
-        The sums are used up.
-        """
-        grad_scale = None
-        if wanted[2] and self.queries is not None:
-            if queries.device.type == "cpu":
-                by_query = torch.einsum("bd,bd->b", queries, self.queries)
-            else:  # there einsum would compute a small product per query
-                by_query = (queries * self.queries).sum(dim=1)
-            grad_scale = (by_query.sum(dtype=self.totals.dtype) / count).to(queries.dtype)
-        gradients = [gradient for gradient in (self.queries, self.documents) if gradient is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, scale / count)
-        return self.queries if wanted[0] else None, self.documents, grad_scale
+    def gradient_of_scale(self, queries: Tensor) -> Tensor | None:
+        """Return <Q, dQ>, which the gradient of the scale is made of; None without the queries' gradient."""
+        if self.queries is None:
+            return None
+        if queries.device.type == "cpu":
+            return torch.einsum("bd,bd->b", queries, self.queries).sum(dtype=self.totals.dtype)
+        return torch.dot(queries.reshape(-1), self.queries.reshape(-1))  # einsum would compute a product per query
 
 
 def add_host_tiles(
@@ -281,70 +293,28 @@ def add_tiles(
     shape: tuple[int, int],
 ) -> None:
     """Add loss and gradients of every entry, one tile of `shape` at a time, with products of this dtype."""
-    q, d = queries.to(dtype).contiguous(), documents.to(dtype).contiguous()  # the kernel reads rows
-    in_kernel = _in_kernel(q.device, dtype)
+    q, d = queries.to(dtype), documents.to(dtype)
+    sums.totals.zero_()
     # unlabelled entries: float32 logits and sums; the CPU never waits for the device
-    _add_unlabelled(sums, q, d, scale, bias, targets, shape, in_kernel)
-    _add_known(sums, (queries, documents), (q, d) if in_kernel else None, scale, bias, targets)
-
-
-def _add_unlabelled(
-    sums: Sums,
-    queries: Tensor,
-    documents: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    targets: GradedTargets,
-    shape: tuple[int, int],
-    in_kernel: bool,
-) -> None:
-    tiles: DeviceTiles | KernelTiles
-    if in_kernel:
-        from bixse.losses.tiles.kernel import KernelTiles  # needs Triton
-
-        tiles = KernelTiles(shape, queries.device)
-    else:
-        tiles = DeviceTiles(shape, queries.dtype, queries.device)
-    for rows, columns in blocks(len(queries), len(documents), shape):
-        q, d = queries[rows], documents[columns]
-        known = flat_positions(targets, rows, columns, tiles.stride, shape[0] * tiles.stride)
-        parts, gradient = tiles.score(q, d, scale, bias, known)
+    tiles = DeviceTiles(shape, dtype, q.device)
+    for rows, columns in blocks(len(q), len(d), shape):
+        parts, gradient = tiles.score(q[rows], d[columns], scale, bias, flat_positions(targets, rows, columns, shape))
         sums.add(parts)
         # beta 0 overwrites what is in memory; each row's first tile has column 0
         if sums.queries is not None:
-            add_product(sums.queries[rows], gradient, d, beta=min(columns.start, 1))
+            add_product(sums.queries[rows], gradient, d[columns], beta=min(columns.start, 1))
         if sums.documents is not None:
-            add_product(sums.documents[columns], gradient.T, q, beta=min(rows.start, 1))
-
-
-def _add_known(
-    sums: Sums,
-    embeddings: tuple[Tensor, Tensor],
-    rounded: tuple[Tensor, Tensor] | None,
-    scale: Tensor,
-    bias: Tensor,
-    targets: GradedTargets,
-) -> None:
-    """Add the known entries, in float32 throughout.
-
-    If the kernel counted them as unlabelled, from `rounded` embeddings, its part of the sums is taken away.
-    """
-    for rows, columns, relevance in known_parts(embeddings[0], targets):
-        q, d = embeddings[0][rows], embeddings[1][columns]
+            add_product(sums.documents[columns], gradient.T, q[rows], beta=min(rows.start, 1))
+    # known entries: float32 throughout
+    for row, column, relevance in known_parts(queries, targets):
+        q, d = queries[row], documents[column]
         logits = torch.addcmul(bias, (q * d).sum(dim=1), scale)
         z, masked = relevance.nan_to_num(0.0).to(logits.dtype), relevance.isnan()
-        value = torch.addcmul(_softplus(logits), z, logits, value=-1.0).masked_fill_(masked, 0.0)
-        total = weight = logits.sigmoid().sub_(z).masked_fill_(masked, 0.0)
-        if rounded is not None:
-            logits = torch.addcmul(bias, (rounded[0][rows].to(q.dtype) * rounded[1][columns]).sum(dim=1), scale)
-            value, total = value - _softplus(logits), weight - logits.sigmoid()
-        sums.add(torch.stack([value, total]))
-        add_outer((sums.queries, sums.documents), (q, d), (rows, columns), weight)
-
-
-def _softplus(logits: Tensor) -> Tensor:
-    values: Tensor = torch.nn.functional.softplus(logits, threshold=LARGEST_EXPONENT)  # by default it is s above 20
-    return values
+        softplus = torch.nn.functional.softplus(logits, threshold=LARGEST_EXPONENT)  # by default it is s above 20
+        value = torch.addcmul(softplus, z, logits, value=-1.0).masked_fill_(masked, 0.0)
+        weight = logits.sigmoid().sub_(z).masked_fill_(masked, 0.0)
+        sums.add(torch.stack([value, weight]))
+        add_outer((sums.queries, sums.documents), (q, d), (row, column), weight)
 
 
 class DeviceTiles:
@@ -385,19 +355,12 @@ class DeviceTiles:
         return torch.stack([value, total]), sigma
 
 
-def flat_positions(targets: GradedTargets, rows: slice, columns: slice, stride: int, elsewhere: int) -> Tensor:
-    """Return the (M,) position of each known entry in the tile, `elsewhere` for entries of other tiles."""
+def flat_positions(targets: GradedTargets, rows: slice, columns: slice, shape: tuple[int, int]) -> Tensor:
+    """Return the (M,) position of each known entry in the tile, that after its last for entries of other tiles."""
     height, width = rows.stop - rows.start, columns.stop - columns.start
     if (height, width) == targets.shape:
-        return torch.add(targets.columns, targets.rows, alpha=stride)
+        return torch.add(targets.columns, targets.rows, alpha=shape[1])
     # all M for every tile: selecting those of one tile would make the CPU wait for their number
     row, column = targets.rows - rows.start, targets.columns - columns.start
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    return torch.where(inside, row * stride + column, elsewhere)
-
-
-def blocks(queries: int, documents: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
-    """Yield rows and columns of every tile."""
-    for row in range(0, queries, shape[0]):
-        for column in range(0, documents, shape[1]):
-            yield slice(row, min(row + shape[0], queries)), slice(column, min(column + shape[1], documents))
+    return torch.where(inside, row * shape[1] + column, math.prod(shape))

@@ -60,11 +60,15 @@ def has_kernel(device: torch.device) -> bool:
     if not has_wide_products(device) or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:  # without Triton, without a C compiler, or on a GPU that this Triton does not know, it fails
-        from bixse.losses.tiles.kernel import KernelTiles
+        from bixse.losses.targets import GradedTargets
+        from bixse.losses.tiles.bce import Sums
+        from bixse.losses.tiles.kernel import add_kernel_tiles
 
-        one = torch.ones(1, 16, dtype=torch.bfloat16, device=device)
-        number = torch.ones((), device=device)
-        KernelTiles((1, 1), device).score(one, one, number, number, torch.zeros(1, dtype=torch.long, device=device))
+        ones, one = torch.ones(128, 64, device=device), torch.ones((), device=device)
+        index = torch.zeros(1, dtype=torch.long, device=device)
+        sums = Sums.empty(ones, ones, (True, True, False, False), torch.empty_like)
+        targets = GradedTargets(index, index, one[None], (128, 128))
+        add_kernel_tiles(sums, ones, ones, one, one, targets, (128, 128))
     except Exception as error:
         warnings.warn(f"loss: the Triton kernel does not run here ({error}), so slower operations do", stacklevel=2)
         return False
@@ -120,6 +124,13 @@ def tile_shape(queries: int, documents: int, bytes_per_entry: int, budget: int) 
 
 def _even(side: int) -> int:
     return side - side % 256 or side  # of any size, the last blocks of rows and columns would be half empty
+
+
+def blocks(queries: int, documents: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
+    """Yield rows and columns of every tile."""
+    for row in range(0, queries, shape[0]):
+        for column in range(0, documents, shape[1]):
+            yield slice(row, min(row + shape[0], queries)), slice(column, min(column + shape[1], documents))
 
 
 NUMBERS_AT_ONCE = 2**20
