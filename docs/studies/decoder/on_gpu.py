@@ -48,7 +48,7 @@ TOKENS_TRAINED, TOKENS_READ = 2**14, 2**17
 LOGGED_EVERY = 20
 LOGGED = ("step", "loss", "relevant", "irrelevant", "r", "on_relevant", "on_irrelevant", "on_nearest", "pull")
 """Mean cosines of relevant and irrelevant entries, the cut r = -beta / alpha, and shares of the gradient's sum of
-absolute values (`pull`, per query) on relevant, irrelevant and each query's nearest irrelevant entries."""
+absolute values (`pull`) on relevant, irrelevant and each query's nearest irrelevant entries."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def gradients(loss: Any, both: Tensor, queries: int, targets: GradedTargets) -> 
     yield -loss.logit_bias.detach() / loss.logit_scale.detach() if hasattr(loss, "logit_bias") else pull.new_tensor(0.0)
     for part in (pull * relevant, pull * ~relevant, pull.gather(1, nearest)):
         yield part.sum() / pull.sum()
-    yield pull.sum() / queries
+    yield pull.sum()
 
 
 def run_queue(queue: Path, out: Path, model: str, data: Path, budget: float, part: str) -> None:
