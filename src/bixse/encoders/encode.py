@@ -201,14 +201,14 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
         # without _name_or_path: a moved folder has equal embeddings
         settings = (options, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
         digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, also in a router
-        digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
+        digest.update(tokenizer_content(getattr(module, "tokenizer", None)).encode())
         digest.update(repr(getattr(module, "max_seq_length", None)).encode())
     in_bf16 = not portable and resolve_precision(device=model.device) == "bfloat16"
     digest.update(repr((prompt_for(model, "document"), model.truncate_dim, in_bf16)).encode())
     return digest.hexdigest()[:32]
 
 
-def _tokenizer_content(tokenizer: Any) -> str:
+def tokenizer_content(tokenizer: Any) -> str:
     """Return the settings that decide the tokens of a text, without the length limit; equal after saving."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]

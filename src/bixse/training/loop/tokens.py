@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 import torch
 
-from bixse.encoders.encode import _tokenizer_content, by_length
+from bixse.encoders.encode import by_length, tokenizer_content
 from bixse.encoders.loading.backbones import LONG_TEXT, parts_of, reading_at_most
 from bixse.errors import StorageError
 from bixse.files.files import TOKENS_FOLDER, atomic_file, storage_errors
@@ -153,7 +153,7 @@ class Tokenisation(NamedTuple):
                 limits = [getattr(module, f"{name}_length", None) for name in ("max_seq", "query", "document")]
                 options: dict[str, Any] = getattr(module, "get_config_dict", dict)()
                 digest.update(pformat([type(module).__name__, options, limits]).encode())
-                digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
+                digest.update(tokenizer_content(getattr(module, "tokenizer", None)).encode())
         for texts in blocks:
             encoded = [text.encode() for text in texts]
             digest.update(np.array([len(text) for text in encoded]).tobytes())
