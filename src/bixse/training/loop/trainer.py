@@ -138,6 +138,8 @@ class GradedTrainer(SentenceTransformerTrainer):
             callbacks=callbacks,
             data_collator=collator,  # type: ignore[arg-type]
         )
+        # a step has an autocast of its own; the library's is inside the encoder's forward, where none can leave it
+        self.accelerator.native_amp = self.accelerator.native_amp and is_sharded(loss)
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         if args.world_size > 1:
