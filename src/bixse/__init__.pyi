@@ -9,6 +9,8 @@ from .data.pairs_files import load_pairs as load_pairs
 from .encoders.loading.build import build_encoder as build_encoder
 from .encoders.loading.build import load_relevance_model as load_relevance_model
 from .encoders.relevance_model import RelevanceModel as RelevanceModel
+from .evaluation.compare_evaluations import Comparisons as Comparisons
+from .evaluation.compare_evaluations import compare as compare
 from .evaluation.evaluate import Evaluation as Evaluation
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.systems import EncoderSystem as EncoderSystem

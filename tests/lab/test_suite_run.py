@@ -1,8 +1,6 @@
-import random
-
-import numpy as np
 import pytest
 
+from bixse.cli.verbs.evaluate import EvaluateSettings
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
@@ -10,11 +8,9 @@ from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation import systems
 from bixse.evaluation.evaluate import evaluate
-from bixse.evaluation.statistics import holm, paired_difference, randomisation_test
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task, cut_collection
 from bixse.lab.suites.known_suites import SUITES
-from bixse.lab.suites.suite_result import compare_systems
 from bixse.lab.suites.suite_run import evaluate_suite, short_task
 from helpers.toy import save_toy
 
@@ -191,68 +187,13 @@ def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp
         assert result.scores[model][task].per_query == uninterrupted.scores[model][task].per_query
 
 
-def values(seed, shift=0.0, tasks=(40, 15)):
-    draw = random.Random(seed)
-    return {
-        f"task{number}": {f"q{query}": min(1.0, max(0.0, draw.random() + shift)) for query in range(count)}
-        for number, count in enumerate(tasks)
-    }
-
-
-def test_systems_with_other_queries_are_refused():
-    a, b = values(0), values(1)
-    del b["task1"]["q3"]
-    with pytest.raises(InputError, match="such as 'q3'"):
-        compare_systems({"a": a, "b": b})
-
-
-def test_a_task_of_one_query_has_no_interval_but_counts():
-    (pair,) = compare_systems({"a": values(0, tasks=(60, 1)), "b": values(1, tasks=(60, 1))})
-    assert ([task.verdict for task in pair.tasks][1], pair.difference.queries) == ("cannot tell", 61)
-    assert pair.tasks[1].randomisation_p == 1.0
-    assert pair.verdict == "cannot tell" and "3 equally weighted queries" in pair.difference.few
-
-
-def test_one_task_is_the_comparison_of_its_queries():
-    a, b = values(0, tasks=(50,)), values(1, tasks=(50,))
-    (pair,) = compare_systems({"a": a, "b": b})
-    assert pair.difference == pair.tasks[0].difference == paired_difference(a["task0"], b["task0"])
-    assert pair.randomisation_p == randomisation_test(a["task0"], b["task0"])
-
-
-def test_tasks_count_alike_whatever_their_size_and_those_of_a_group_together_count_as_one():
-    tasks = (("x1", 100, 1.0), ("x2", 2, 1.0), ("x3", 3, 1.0), ("y", 2, 0.0))
-    a = {task: {f"q{n}": value for n in range(size)} for task, size, value in tasks}
-    b = {task: {f"q{n}": 1.0 - value for n in range(size)} for task, size, value in tasks}
-    (pair,) = compare_systems({"a": a, "b": b})
-    assert (pair.difference.mean, pair.difference.low) == (0.5, None)
-    assert {task.verdict for task in pair.tasks} == {"cannot tell"}, "differences that are all equal"
-    (pair,) = compare_systems({"a": a, "b": b}, {"x1": "x", "x2": "x", "x3": "x"})
-    assert pair.difference.mean == pytest.approx(0.0)
-    assert pair.randomisation_p > 0.8
-
-
-def test_the_interval_is_over_queries_within_tasks():
-    a, b = values(2, 0.3), values(3)
-    generator = np.random.default_rng(0)
-    differences = [np.array([a[task][query] - b[task][query] for query in a[task]]) for task in a]
-    means = [np.mean([generator.choice(sample, len(sample)).mean() for sample in differences]) for _ in range(4000)]
-    difference = compare_systems({"a": a, "b": b})[0].difference
-    assert np.quantile(means, [0.025, 0.975]) == pytest.approx([difference.low, difference.high], abs=0.01)
-
-
-def test_every_pair_is_compared_and_corrected():
-    systems = {"good": values(0, 0.4), "same": values(1), "other": values(2)}
-    pairs = {(each.a, each.b): each for each in compare_systems(systems)}
-    assert list(pairs) == [("good", "same"), ("good", "other"), ("same", "other")]
-    assert [each.verdict for each in pairs.values()] == ["better", "better", "no difference"]
-    assert [each.holm_p for each in pairs.values()] == holm([each.randomisation_p for each in pairs.values()])
-    every = [task.randomisation_p for each in pairs.values() for task in each.tasks]
-    assert [task.holm_p for each in pairs.values() for task in each.tasks] == holm(every)
-
-
 CORPUS = [f"d{number}" for number in range(200)]
 QRELS = {f"q{number}": {f"d{number}": 1.0, f"d{number + 50}": 0.0} for number in range(40)}
+
+
+def test_help_of_evaluate_names_every_suite():
+    _, names = EvaluateSettings.model_fields["suite"].description.rstrip(".").split("a suite: ")
+    assert " ".join(names.split()).split(", ") == list(SUITES)
 
 
 def test_the_tasks_of_beir_and_how_to_get_their_data():

@@ -54,6 +54,8 @@ class Evaluation:
     """Name of a group; the query sets of a group count as one in the mean of a suite."""
     queries: QueryCounts = field(default_factory=QueryCounts)
     """The number of queries that the means count, and of queries that they leave out."""
+    system: str = ""
+    """Name of the system."""
 
 
 def evaluate(
@@ -117,7 +119,7 @@ def evaluate_query_sets(
         results[query_set.name] = Evaluation(
             query_set.name, mean(per_query), per_query, run, seconds, reused,
             (*task.joined, *task.warnings, *searched, *doubts, *notes), system.precision,
-            query_set.group or query_set.name, QueryCounts(silent.total, left_out.count, silent.count),
+            query_set.group or query_set.name, QueryCounts(silent.total, left_out.count, silent.count), system.label,
         )  # fmt: skip
     if record is not None:
         files = [_folder(record, task, query_set) / PER_QUERY_NAME for query_set in task.query_sets]
