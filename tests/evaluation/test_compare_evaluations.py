@@ -95,7 +95,7 @@ def evaluation(seed, shift=0.0, queries=50):
 def test_two_evaluations_are_the_paired_difference_of_their_queries():
     base, tuned = replace(evaluation(0), system="model"), replace(evaluation(1, 0.4), system="model")
     compared = bixse.compare(tuned, baseline=base)
-    assert compared[0].difference == paired_difference(tuned.per_query["ndcg@10"], base.per_query["ndcg@10"])
+    assert compared[0].difference == paired_difference(tuned.by_query["ndcg@10"], base.by_query["ndcg@10"])
     assert (compared.verdict, compared[0].system, compared[0].baseline) == ("better", "model", "model (baseline)")
     assert bixse.compare(evaluation(0, queries=7), evaluation(1, 0.4, 7)).verdict == "cannot tell"
     three = {"base": base, "tuned": tuned, "third": evaluation(2)}

@@ -73,8 +73,8 @@ def test_figures_are_those_of_evaluate_without_self_matches_where_mteb_leaves_th
     for model, scores in result.scores.items():
         alone = evaluate(model, collection_task(data / "fiqa", exclude_self=True))
         assert scores["FiQA2018"].metrics == pytest.approx(alone.metrics)
-        assert scores["FiQA2018"].per_query["mrr@10"]["q1"] == 1.0
-        assert scores["NFCorpus"].per_query["mrr@10"]["q1"] == 0.5
+        assert scores["FiQA2018"].by_query["mrr@10"]["q1"] == 1.0
+        assert scores["NFCorpus"].by_query["mrr@10"]["q1"] == 0.5
     for path in (tmp_path / "out").glob("*/FiQA2018/*.trec"):
         assert "q1" not in read_run(path)["q1"]
 
@@ -132,7 +132,7 @@ def test_finished_tasks_are_read_and_more_models_join(data, tiny_model_path, tmp
     both = evaluate_suite(["bm25", str(tiny_model_path)], "beir", data, out, TASKS)
     assert searched[2:] == [f"{tiny_model_path} {task}" for task in ("NFCorpus", "FiQA2018")]
     assert both.scores["bm25"]["NFCorpus"].reused
-    assert both.scores["bm25"]["NFCorpus"].per_query == first.scores["bm25"]["NFCorpus"].per_query
+    assert both.scores["bm25"]["NFCorpus"].by_query == first.scores["bm25"]["NFCorpus"].by_query
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "model").symlink_to(tiny_model_path)
     evaluate_suite(["bm25", str(tmp_path / "elsewhere" / "model")], "beir", data, out, TASKS)
@@ -184,7 +184,7 @@ def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp
     assert steps[7:] == [("FiQA2018", number) for number in (2, 1, 1)]  # two documents were done before
     uninterrupted = evaluate_suite([model], "beir", data, tasks=TASKS)
     for task in TASKS:
-        assert result.scores[model][task].per_query == uninterrupted.scores[model][task].per_query
+        assert result.scores[model][task].by_query == uninterrupted.scores[model][task].by_query
 
 
 CORPUS = [f"d{number}" for number in range(200)]

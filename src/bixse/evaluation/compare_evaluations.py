@@ -13,7 +13,7 @@ import numpy as np
 
 from bixse.errors import InputError, shorten
 from bixse.evaluation.evaluate import Evaluation, evaluate
-from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, ir_name
 from bixse.evaluation.statistics import holm, mean_difference, paired_differences, sign_flip_test
 from bixse.evaluation.systems import check_distinct
 from bixse.files.files import write_atomically
@@ -104,7 +104,7 @@ def compare(
     Args:
         systems: an evaluation, or name -> evaluation.
         baseline: the evaluation that is subtracted, or its name in `systems`. None compares every pair.
-        metric: the metric to compare.
+        metric: the metric to compare, such as "nDCG@10" or "R@100".
 
     Raises:
         InputError: evaluations of other queries, fewer than two, or an unknown baseline or metric.
@@ -117,11 +117,13 @@ def compare(
         >>> compare(tuned, baseline=base).verdict, compare({"base": base, "tuned": tuned}, baseline="base")[0].wins
         ('better', 25)
     """
+    named: dict[str, Evaluation] = {}
     if isinstance(systems, Evaluation) and isinstance(baseline, Evaluation):
         first, last = systems.system or "system", baseline.system or "baseline"
         last += " (baseline)" * (first == last)
-        systems, baseline = {first: systems, last: baseline}, last
-    named = {} if isinstance(systems, Evaluation) or not isinstance(systems, Mapping) else systems
+        named, baseline = {first: systems, last: baseline}, last
+    elif isinstance(systems, Mapping) and not isinstance(systems, Evaluation):
+        named = dict(systems)
     every = all(isinstance(each, Evaluation) for each in named.values())
     if not every or len(named) < 2 or not (baseline is None or (isinstance(baseline, str) and baseline in named)):
         got = [type(each).__name__ for each in named.values()] or [type(systems).__name__]
@@ -130,6 +132,7 @@ def compare(
             "bixse.evaluate or more, one of which is the baseline; fix: compare(tuned, baseline=base), or "
             "compare({'base': base, 'tuned': tuned}, baseline='base')"
         )
+    metric = {ir_name(name): name for name in METRICS}.get(metric, metric)
     return compare_tasks({name: {LOCAL: each} for name, each in named.items()}, baseline, metric)
 
 
@@ -141,11 +144,11 @@ def compare_tasks(
 ) -> Comparisons:
     """Return `compare_systems` of system -> task -> evaluation; with `grouped`, tasks of a group count as one task."""
     every = [each for tasks in scores.values() for each in tasks.values()]
-    if lacking := [each for each in every if metric not in each.per_query]:
+    if lacking := [each for each in every if metric not in each.by_query]:
         raise InputError(
-            f"metric: got {metric!r}; expected one of {', '.join(lacking[0].per_query)}; fix: name one of these"
+            f"metric: got {metric!r}; expected one of {', '.join(lacking[0].by_query)}; fix: name one of these"
         )
-    values = {name: {task: each.per_query[metric] for task, each in tasks.items()} for name, tasks in scores.items()}
+    values = {name: {task: each.by_query[metric] for task, each in tasks.items()} for name, tasks in scores.items()}
     groups = {task: each.group for tasks in scores.values() for task, each in tasks.items() if grouped}
     return compare_systems(values, groups, baseline, metric)
 
@@ -219,7 +222,7 @@ class EvaluatedSystems:
                 system: {
                     "means": dict(self.means[system]),
                     "tasks": {
-                        task: {**score.metrics, "queries": len(next(iter(score.per_query.values()), {}))}
+                        task: {**score.metrics, "queries": len(next(iter(score.by_query.values()), {}))}
                         for task, score in scores.items()
                     },
                 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import load_pairs, parquet_pairs
 from bixse.data.run import RUN_FILE, Run, open_run, read_record
 from bixse.errors import BixseError, IncompleteError, InputError, InterruptedRunError
-from bixse.files.files import file_hash, read_text, write_atomically
+from bixse.files.files import file_hash, json_hash, read_text, write_atomically
 from bixse.judging.ask import Asking, keyed
 from bixse.judging.judge import Answer, Judge, Question, Usage, stored_identity
 from bixse.judging.judgements import GradeSummary, JudgedPair, judged, save_judgements
@@ -195,7 +194,7 @@ class GradeShards(Job[int, GradeSummary]):
 
     def fingerprint(self) -> str:
         known = [self.identity, self.config.recorded(), [self.content, self.total, self.number]]
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        return json_hash(known)
 
     def _write(self, shard: int, judgements: Sequence[JudgedPair], summary: GradeSummary) -> None:
         """Write all judgements, and graded pairs if there are any; of several shards the summary too."""

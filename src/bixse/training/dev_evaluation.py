@@ -93,7 +93,7 @@ class Watched:
 
     def scores(self, model: SentenceTransformer, pool: Mapping[str, str], cache: str | None) -> Scores:
         """Return nDCG@10 of every judged query over a pool, whose documents are encoded once for all query sets."""
-        return {name: result.per_query[PRIMARY_METRIC] for name, result in self._search(model, pool, cache).items()}
+        return {name: result.by_query[PRIMARY_METRIC] for name, result in self._search(model, pool, cache).items()}
 
     def _search(self, model: SentenceTransformer, texts: Mapping[str, str], cache: str | None) -> dict[str, Evaluation]:
         task = Task("watched", lambda: iter(texts.items()), len(texts), self.sets)

@@ -171,7 +171,7 @@ def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = Tru
     """Compare on the tasks that all systems have. A group counts as one task if the suite's mean does so."""
     first = next(iter(scores.values()))
     shared = [task for task in first if all(task in tasks for tasks in scores.values()) and not task.endswith(WITHOUT)]
-    common = [task for task in shared if all(PRIMARY_METRIC in tasks[task].per_query for tasks in scores.values())]
+    common = [task for task in shared if all(PRIMARY_METRIC in tasks[task].by_query for tasks in scores.values())]
     if len(scores) < 2 or not common:
         return Comparisons()
     parts = {shown: {task: tasks[task] for task in common} for shown, tasks in scores.items()}
