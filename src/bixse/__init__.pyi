@@ -13,6 +13,7 @@ from .evaluation.compare_evaluations import Comparisons as Comparisons
 from .evaluation.compare_evaluations import compare as compare
 from .evaluation.evaluate import Evaluation as Evaluation
 from .evaluation.evaluate import evaluate as evaluate
+from .evaluation.graded_evaluator import GradedInformationRetrievalEvaluator as GradedInformationRetrievalEvaluator
 from .evaluation.systems import EncoderSystem as EncoderSystem
 from .evaluation.tasks import collection_task as collection_task
 from .judging.audit.audit import audit_judges as audit_judges
