@@ -21,8 +21,10 @@ from .judging.audit.audit_settings import AuditSettings as AuditSettings
 from .judging.audit.audit_settings import GradeMapSettings as GradeMapSettings
 from .judging.audit.calibrate_grades import calibrate_grades as calibrate_grades
 from .judging.audit.few_labels import evaluate_few_labels as evaluate_few_labels
+from .judging.grade import BudgetReached as BudgetReached
 from .judging.grade import grade as grade
 from .judging.open_judge import GradeConfig as GradeConfig
+from .judging.open_judge import Judge as Judge
 from .judging.rubrics import load_rubric as load_rubric
 from .lab.lab_config import QuickstartConfig as QuickstartConfig
 from .lab.lab_config import StudyConfig as StudyConfig
