@@ -1,6 +1,9 @@
 """Public names of bixse and where they live; each is imported on first use."""
 
+from .calibration.calibrate import Calibration as Calibration
+from .calibration.calibrate import NotReachable as NotReachable
 from .calibration.calibrate import calibrate as calibrate
+from .calibration.calibrate import calibrate_scores as calibrate_scores
 from .calibration.calibrate_settings import CalibrateSettings as CalibrateSettings
 from .data.collection import load_collection as load_collection
 from .data.graded_pairs import GradedPairs as GradedPairs

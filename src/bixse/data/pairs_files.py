@@ -123,8 +123,8 @@ def as_pairs(given: Any, graded: bool = True) -> GradedPairs:
     if isinstance(given, str | Path) or (graded and several and all(isinstance(each, str | Path) for each in several)):
         return load_several(several or [given]) if graded else open_pairs(given)
     if isinstance(given, GradedPairs):
-        pairs = given
-    elif several and all(isinstance(each, Mapping) for each in several):
+        return given
+    if several and all(isinstance(each, Mapping) for each in several):
         pairs = GradedPairs.from_rows(several if graded else [{**row, "relevance": 0.0} for row in several])
     elif isinstance(given, DatasetDict) and graded:
         pairs = GradedPairs.from_dataset(given)
