@@ -76,7 +76,12 @@ def test_a_precision_that_is_not_reachable_names_the_best():
         ([0.1, 0.2, 0.3], [0, 1, 1], {}, "got pairs of 3 queries; expected at least 4"),
         ([0.1, 0.2, 0.3, 0.4], [0, 0, 0, 0], {}, "expected relevant and irrelevant pairs"),
         (["a", "b"], [0, 1], {}, "scores: got .*expected a sequence of finite numbers"),
-        (CalibrateSettings(model="demo", pairs="x.csv"), [1], {}, r"scores: got CalibrateSettings; .*calibrate\(model"),
+        (
+            CalibrateSettings(model="demo", pairs="x.csv"),
+            None,
+            {},
+            r"got CalibrateSettings; .*calibrate\(model",
+        ),
         ([0.1, float("nan")], [0, 1], {}, "scores: got .*finite"),
         ([0.1, 0.2], [0, 3], {}, r"relevance: got 0 to 3; expected numbers in \[0, 1\]"),
         ([0.1, 0.2], [0], {}, "got 2 scores, 1 relevances and 2 queries"),

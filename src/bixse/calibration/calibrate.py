@@ -39,7 +39,16 @@ if TYPE_CHECKING:
 
 
 class NotReachable(BixseError):  # noqa: N818 (the pairs are right, and so is the question)
-    """No threshold has the precision; `best` is the threshold of the highest one."""
+    """No threshold has the precision; `best` is the threshold of the highest one.
+
+    Example:
+        ::
+
+            try:
+                cut = calibration.threshold(precision=0.99)
+            except NotReachable as error:
+                cut = error.best
+    """
 
     def __init__(self, precision: float, best: ChosenThreshold) -> None:
         super().__init__(f"precision {precision:g}: not reachable on held-out pairs; the best is {best.precision:.3f}")
@@ -65,6 +74,12 @@ class Calibration(Table):
     """Probabilities of relevance for scores, and how good they are on queries that the fit has not seen.
 
     `model.head = calibration.head` gives them to a `RelevanceModel`.
+
+    Example:
+        >>> calibration = calibrate([n / 100 for n in range(100)], [float(n % 10 < n / 10) for n in range(100)])
+        >>> observed, predicted = calibration.curve()
+        >>> calibration.helps, len(observed) == len(predicted)
+        (True, True)
     """
 
     head: RelevanceHead | None
@@ -112,7 +127,7 @@ class Calibration(Table):
         return self.head
 
 
-def calibrate(source: Any, judged: Any, **options: Any) -> Calibration:
+def calibrate(source: Any, judged: Any = None, **options: Any) -> Calibration:
     """Fit probabilities of relevance on judged pairs, by `calibrate_scores` or by `calibrate_model`.
 
     Args:
@@ -148,6 +163,11 @@ def calibrate_scores(
 
     `queries` has the query of each score; None counts each score as a query. The other arguments are the settings of
     `bixse calibrate`; `where` names the scores in errors.
+
+    Example:
+        >>> scores, relevance = [n / 40 for n in range(40)], [float(n > 15 + n % 7) for n in range(40)]
+        >>> calibrate_scores(scores, relevance, anyway=True).probability(0.9) > 0.5
+        True
     """
     values, labels = _numbers(where, scores), _numbers("relevance", relevance)
     ids = [str(number) for number in range(len(values))] if queries is None else list(map(str, queries))

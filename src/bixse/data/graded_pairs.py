@@ -148,11 +148,6 @@ class GradedPairs:
         return cls.from_arrow(pa.RecordBatch.from_pydict(block, schema) for block in columns)
 
     @classmethod
-    def from_pandas(cls, frame: Any) -> GradedPairs:
-        """Make pairs from a `pandas.DataFrame` with the columns of `from_arrow`."""
-        return cls.from_arrow(pa.Table.from_pandas(frame, preserve_index=False))
-
-    @classmethod
     def from_dataset(cls, dataset: datasets.Dataset | Mapping[str, datasets.Dataset]) -> GradedPairs:
         """Make pairs from a data set with the columns of `from_arrow`, or from a `DatasetDict` with one task per key.
 

@@ -46,7 +46,14 @@ COLUMNS = ("95 % interval", "p", "p (Holm)", "better / worse", "verdict")
 
 @dataclass(frozen=True)
 class Comparisons(Sequence[TestedDifference], Table):
-    """The differences of pairs of systems; each verdict is for one pair alone, p (Holm) corrects for all pairs."""
+    """The differences of pairs of systems; each verdict is for one pair alone, p (Holm) corrects for all pairs.
+
+    Example:
+        >>> from bixse.evaluation.compare_evaluations import compare_systems
+        >>> pairs = compare_systems({name: {"toy": {"q1": 0.1, "q2": 0.5}} for name in ("a", "b")})
+        >>> pairs.verdict, pairs[0].difference.mean, pairs[0].holm_p
+        ('no difference', 0.0, 1.0)
+    """
 
     pairs: tuple[TestedDifference, ...] = ()
 

@@ -106,6 +106,10 @@ def collection_task(
     Raises:
         InputError: a file is missing, there is nothing to score, or a value is out of range.
         InvalidFileError: every invalid row of a file together.
+
+    Example:
+        >>> collection_task(({"q1": "copy"}, {"d1": "shutil.copy"}, {"q1": {"d1": 2}}), min_relevant_grade=2).count
+        1
     """
     check_min_relevant_grade(min_relevant_grade)
     if isinstance(collection, str | Path):

@@ -215,7 +215,16 @@ class GradeShards(Job[int, GradeSummary]):
 
 
 class BudgetReached(BixseError):  # noqa: N818 (the end of a budget is no error of the judge)
-    """The limit of dollars was reached; `graded` holds the pairs that have a grade."""
+    """The limit of dollars was reached; `graded` holds the pairs that have a grade.
+
+    Example:
+        ::
+
+            try:
+                grades = grade(pairs, judge, ledger="answers", max_usd=5.0)
+            except BudgetReached as error:
+                grades = error.graded
+    """
 
     def __init__(self, message: str, graded: GradedPairs | None) -> None:
         super().__init__(message)
