@@ -52,7 +52,7 @@ class Evaluation(Mapping[str, float], Table):
 
     task: str
     metrics: Mapping[str, float]
-    by_query: PerQuery
+    by_query: PerQuery = field(repr=False)
     """Metric -> query id -> value; empty if a task of mteb's suites is not retrieval."""
     run: Ranking = field(repr=False)
     """Ranking per query; empty in the results of a suite, whose runs are on disk."""
