@@ -1,3 +1,5 @@
+import asyncio
+
 import numpy as np
 import pandas
 import pyarrow as pa
@@ -6,6 +8,7 @@ from datasets import Dataset
 
 from bixse import BudgetReached, GradeConfig, GradedPairs, Judge, grade
 from bixse.errors import ConfigError, InputError, InterruptedRunError
+from helpers.chat_server import planted
 from helpers.scripted_judge import ScriptedJudge
 
 ROWS = [
@@ -140,3 +143,14 @@ def test_wrong_pairs_are_refused(judge, pairs, message):
 def test_wrong_judges_are_refused(source, options, message):
     with pytest.raises((InputError, ConfigError), match=message):
         grade(ROWS, Judge(source, **options))
+
+
+def test_a_server_grades_inside_a_running_event_loop(server):
+    async def cell():  # as a cell of a notebook
+        with Judge(server.scenario(), rubric="trec-dl-0-3", prices=(1.0, 1.0)) as judge:
+            one = judge("query", planted("p0", [0.1, 0.2, 0.3, 0.4]))
+            return one, grade([{"query": "query", "document": planted("p0", [0.1, 0.2, 0.3, 0.4])}], judge, max_usd=5)
+
+    one, graded = asyncio.run(cell())
+    assert one.relevance == pytest.approx(graded.relevance[0]) == pytest.approx(2 / 3, abs=0.01)
+    assert one.probabilities == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.01)
