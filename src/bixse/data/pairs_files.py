@@ -132,7 +132,7 @@ def as_pairs(given: Any, graded: bool = True) -> GradedPairs:
         table = given.with_format("arrow")[:] if isinstance(given, Dataset) else given
         table = pa.Table.from_pandas(table, preserve_index=False) if isinstance(table, DataFrame) else table
         if not graded:
-            table = table.drop_columns([name for name in ("relevance",) if name in table.column_names])
+            table = table.drop_columns([*{"relevance"}.intersection(table.column_names)])
             table = table.append_column("relevance", pa.array(np.zeros(len(table))))
         pairs = GradedPairs.from_arrow(table)
     else:
