@@ -131,7 +131,7 @@ def ndcg_columns(evaluations: Mapping[str, Evaluation], name: str) -> dict[str, 
     names = ("ndcg", "ndcg_change", "ndcg_low", "ndcg_high")
     if name not in evaluations:
         return dict.fromkeys(names, "")
-    change = paired_difference(evaluations[name].per_query["ndcg@10"], evaluations[PLAIN].per_query["ndcg@10"])
+    change = paired_difference(evaluations[name].by_query["ndcg@10"], evaluations[PLAIN].by_query["ndcg@10"])
     figures = (evaluations[name].metrics["ndcg@10"], change.mean, change.low, change.high)
     return dict(zip(names, ("" if figure is None else round(figure, 4) for figure in figures), strict=True))
 

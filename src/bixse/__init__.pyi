@@ -1,59 +1,80 @@
-"""Public names of bixse and where they live; each is imported on first use."""
+"""Public names of bixse and where they live, ordered by noun; each is imported on first use."""
 
-from .calibration.calibrate import calibrate as calibrate
-from .calibration.calibrate_settings import CalibrateSettings as CalibrateSettings
-from .data.collection import load_collection as load_collection
+# ruff: isort: skip_file
+
+# Pairs: query, document, relevance
 from .data.graded_pairs import GradedPairs as GradedPairs
 from .data.pairs_files import load_graded_pairs as load_graded_pairs
 from .data.pairs_files import load_pairs as load_pairs
-from .encoders.loading.build import build_encoder as build_encoder
-from .encoders.loading.build import load_relevance_model as load_relevance_model
-from .encoders.relevance_model import RelevanceModel as RelevanceModel
-from .evaluation.evaluate import Evaluation as Evaluation
+from .relevance import GradeScale as GradeScale
+from .preparing.mine import mine as mine
+from .preparing.mine_settings import MineConfig as MineConfig
+from .preparing.mine import MineResult as MineResult
+from .preparing.convert import convert as convert
+from .preparing.convert_settings import ConvertSettings as ConvertSettings
+
+# Collections and systems: what is evaluated, and what came out
 from .evaluation.evaluate import evaluate as evaluate
-from .evaluation.systems import EncoderSystem as EncoderSystem
+from .evaluation.evaluate import Evaluation as Evaluation
+from .evaluation.compare_evaluations import compare as compare
+from .evaluation.compare_evaluations import Comparisons as Comparisons
+from .evaluation.graded_evaluator import GradedInformationRetrievalEvaluator as GradedInformationRetrievalEvaluator
+from .data.collection import load_collection as load_collection
 from .evaluation.tasks import collection_task as collection_task
-from .judging.audit.audit import audit_judges as audit_judges
-from .judging.audit.audit_settings import AuditSettings as AuditSettings
-from .judging.audit.audit_settings import GradeMapSettings as GradeMapSettings
-from .judging.audit.calibrate_grades import calibrate_grades as calibrate_grades
-from .judging.audit.few_labels import evaluate_few_labels as evaluate_few_labels
+from .evaluation.systems import EncoderSystem as EncoderSystem
+from .search.search_collection import search_collection as search_collection
+from .scale.index.make_index import make_index as make_index
+from .scale.index.search import open_index as open_index
+from .scale.index.index_settings import IndexSettings as IndexSettings
+
+# Judges: who grades
+from .judging.open_judge import Judge as Judge
 from .judging.grade import grade as grade
+from .judging.grade import BudgetReached as BudgetReached
 from .judging.open_judge import GradeConfig as GradeConfig
 from .judging.rubrics import load_rubric as load_rubric
-from .lab.lab_config import QuickstartConfig as QuickstartConfig
-from .lab.lab_config import StudyConfig as StudyConfig
-from .lab.lab_config import SweepConfig as SweepConfig
-from .lab.quickstart import quickstart as quickstart
-from .lab.studies.run_study import run_study as run_study
-from .lab.suites.known_suites import SUITES as SUITES
-from .lab.suites.suite_result import SuiteResult as SuiteResult
-from .lab.suites.suite_run import evaluate_suite as evaluate_suite
-from .lab.sweep import sweep as sweep
+from .judging.audit.audit import audit_judges as audit_judges
+from .judging.audit.audit_settings import AuditSettings as AuditSettings
+from .judging.audit.calibrate_grades import calibrate_grades as calibrate_grades
+from .judging.audit.audit_settings import GradeMapSettings as GradeMapSettings
+from .judging.audit.few_labels import evaluate_few_labels as evaluate_few_labels
+
+# Models and losses: what is trained
+from .encoders.relevance_model import RelevanceModel as RelevanceModel
+from .encoders.loading.build import build_encoder as build_encoder
+from .encoders.loading.build import load_relevance_model as load_relevance_model
 from .losses.bixse import BiXSELoss as BiXSELoss
-from .losses.distillation import DistillKLLoss as DistillKLLoss
-from .losses.distillation import MarginMSELoss as MarginMSELoss
 from .losses.infonce import InfoNCELoss as InfoNCELoss
 from .losses.infonce import SoftInfoNCELoss as SoftInfoNCELoss
+from .losses.distillation import MarginMSELoss as MarginMSELoss
+from .losses.distillation import DistillKLLoss as DistillKLLoss
 from .losses.pairwise import LambdaLoss as LambdaLoss
 from .losses.pairwise import PairwiseBCELoss as PairwiseBCELoss
 from .losses.relevance_head import SaveRelevanceHead as SaveRelevanceHead
 from .losses.relevance_head import save_relevance_head as save_relevance_head
-from .preparing.convert import convert as convert
-from .preparing.convert_settings import ConvertSettings as ConvertSettings
-from .preparing.mine import MineResult as MineResult
-from .preparing.mine import mine as mine
-from .preparing.mine_settings import MineConfig as MineConfig
-from .relevance import GradeScale as GradeScale
-from .scale.index.index_settings import IndexSettings as IndexSettings
-from .scale.index.make_index import make_index as make_index
-from .scale.index.search import open_index as open_index
-from .search.search_collection import search_collection as search_collection
-from .training.config import MergeModelsConfig as MergeModelsConfig
+from .training.recipe import train as train
 from .training.config import TrainConfig as TrainConfig
 from .training.loop.trainer import GradedTrainer as GradedTrainer
 from .training.loop.trainer import GradedTrainingArguments as GradedTrainingArguments
 from .training.merge_models import merge_models as merge_models
-from .training.recipe import train as train
+from .training.config import MergeModelsConfig as MergeModelsConfig
+
+# Probabilities: what a score means
+from .calibration.calibrate import calibrate as calibrate
+from .calibration.calibrate import calibrate_scores as calibrate_scores
+from .calibration.calibrate import Calibration as Calibration
+from .calibration.calibrate import NotReachable as NotReachable
+from .calibration.calibrate_settings import CalibrateSettings as CalibrateSettings
+
+# Studies and suites: many runs
+from .lab.quickstart import quickstart as quickstart
+from .lab.lab_config import QuickstartConfig as QuickstartConfig
+from .lab.sweep import sweep as sweep
+from .lab.lab_config import SweepConfig as SweepConfig
+from .lab.studies.run_study import run_study as run_study
+from .lab.lab_config import StudyConfig as StudyConfig
+from .lab.suites.suite_run import evaluate_suite as evaluate_suite
+from .lab.suites.suite_result import SuiteResult as SuiteResult
+from .lab.suites.known_suites import SUITES as SUITES
 
 __version__: str

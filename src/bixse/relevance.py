@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from bixse.errors import InputError
 
@@ -70,3 +70,17 @@ class GradeScale:
         if not 0.0 <= relevance <= 1.0:
             raise InputError(f"relevance: got {relevance}; expected 0 to 1; fix: map grades with to_relevance first")
         return self.minimum + relevance * (self.maximum - self.minimum)
+
+
+def best_first(
+    scores: Sequence[float], documents: Sequence[str], top_k: int | None = None, return_documents: bool = False
+) -> list[dict[str, Any]]:
+    """Return documents as `CrossEncoder.rank` does, the best first: position, score and, if wanted, text.
+
+    Example:
+        >>> best_first([0.2, 0.9], ["os.remove", "shutil.copy"], top_k=1)
+        [{'corpus_id': 1, 'score': 0.9}]
+    """
+    order = sorted(range(len(documents)), key=lambda position: -scores[position])[:top_k]
+    texts = [{"text": documents[position]} if return_documents else {} for position in order]
+    return [{"corpus_id": n, "score": float(scores[n]), **text} for n, text in zip(order, texts, strict=True)]

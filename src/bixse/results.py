@@ -27,6 +27,8 @@ Bounds: TypeAlias = tuple[float | None, float | None]
 QUERIES_FROM = 40
 """Number of queries from which a mean over queries has an interval and a verdict: below it, stated 95 % intervals of
 skewed differences miss too often (docs/reference/evaluation.md has the simulation)."""
+LOCAL = "local"
+"""Name of the suite that is any one collection."""
 UNITS_FROM = 20
 """Number of units per class (labels of a kappa or a rate, queries of a chosen threshold) from which it has one."""
 
@@ -103,6 +105,27 @@ class Comparison:
     baseline: str
     metric: str
     difference: Difference
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.difference.verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestedDifference(Comparison):
+    """A comparison on one task or over a suite, where each query counts as in the mean over tasks."""
+
+    randomisation_p: float
+    """The p-value of Fisher's randomisation test."""
+    holm_p: float = 1.0
+    """`randomisation_p` after Holm's correction, over all pairs, and over all pairs and tasks."""
+    wins: int = 0
+    """Number of queries on which the system is better; on `losses` queries the baseline is."""
+    losses: int = 0
+    task: str = ""
+    """Name of the task; empty for the suite."""
+    tasks: tuple[TestedDifference, ...] = ()
+    """The tasks of a suite."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bixse.calibration.calibrate import CUTS_FILE, calibrate, cuts_of, write_export
+from bixse.calibration.calibrate_files import CUTS_FILE, calibrate_into, cuts_of, write_export
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
@@ -68,7 +68,7 @@ def test_a_head_of_slope_0_is_refused_before_a_file_is_written(tmp_path):
     (tmp_path / "scores.jsonl").write_text("\n".join(map(json.dumps, rows)))
     chosen = {"scores": tmp_path / "scores.jsonl", "scored_by": "a model", "anyway": True}
     with pytest.raises(InputError, match="slope"):
-        calibrate(CalibrateSettings(**chosen, export=(0.5,)), tmp_path / "out")
+        calibrate_into(CalibrateSettings(**chosen, export=(0.5,)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -265,7 +265,7 @@ def calibrated(request, tmp_path_factory, tiny_model_path):
     save_graded_pairs(GradedPairs.from_rows(rows), folder / "pairs.csv")
     chosen = {"model": str(folder / "prompted"), "pairs": folder / "pairs.csv", "prior": 0.1, "anyway": True}
     chosen["dimensions"] = request.param
-    calibrate(CalibrateSettings(**chosen, export=(0.12, 0.06)), folder / "out")
+    calibrate_into(CalibrateSettings(**chosen, export=(0.12, 0.06)), folder / "out")
     return folder / "out", words
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
-from bixse.calibration.calibrate import calibrate
+from bixse.calibration.calibrate_files import calibrate_into
 from bixse.calibration.calibrate_head import ScoredPairs, held_out_check
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.calibration.reliability import auc
@@ -37,7 +37,7 @@ def run(tmp_path):
     def calibrated(rows, out="out", name="scores.jsonl", scored_by=MODEL, **settings):
         write_rows(pa.Table.from_pylist(rows), tmp_path / name)
         chosen = CalibrateSettings(scores=tmp_path / name, scored_by=scored_by, **settings)
-        return calibrate(chosen, tmp_path / out)
+        return calibrate_into(chosen, tmp_path / out)
 
     return calibrated
 

@@ -9,6 +9,7 @@ from bixse.data import columns
 from bixse.data.collection import Collection, Document
 from bixse.data.columns import text_id
 from bixse.data.graded_pairs import GradedPairs, with_random_negatives
+from bixse.data.pairs_files import as_pairs
 from bixse.errors import InputError
 from bixse.files import parquet
 from bixse.relevance import GradeScale
@@ -99,7 +100,7 @@ def test_tables_frames_and_data_sets_give_the_same_pairs():
     same = [
         GradedPairs.from_arrow(TABLE),
         GradedPairs.from_arrow(iter(TABLE.to_batches(max_chunksize=1))),
-        GradedPairs.from_pandas(TABLE.to_pandas()),
+        as_pairs(TABLE.to_pandas()),
         GradedPairs.from_dataset(Dataset(TABLE)),
         GradedPairs.from_dataset(Dataset(pa.concat_tables([TABLE, TABLE])).select([2, 1])),
     ]

@@ -31,6 +31,20 @@ from helpers.rerankers import scorer_of
 TEXTS = ["copy a file", "sleep in a thread", "move a folder"]
 
 
+def test_rank_is_that_of_a_cross_encoder(tiny_model):
+    for head in (None, RelevanceHead(20.0, -10.0)):
+        tiny_model.head = head
+        ranked = tiny_model.rank("copy", TEXTS, return_documents=True)
+        cosines = (encode_texts(tiny_model, ["copy"], "query") @ encode_texts(tiny_model, TEXTS, "document").T)[0]
+        assert [entry["corpus_id"] for entry in ranked] == np.argsort(-cosines).tolist()
+        assert [entry["text"] for entry in ranked] == [TEXTS[entry["corpus_id"]] for entry in ranked]
+        expected = cosines if head is None else tiny_model.relevance("copy", TEXTS)
+        assert [entry["score"] for entry in ranked] == pytest.approx(sorted(expected, reverse=True))
+        assert len(tiny_model.rank("copy", TEXTS, top_k=1)) == 1
+    with pytest.raises(InputError):
+        tiny_model.rank(["copy"], TEXTS)
+
+
 def test_a_model_without_a_head_is_refused(tiny_model, tiny_model_path):
     for probabilities in (lambda: tiny_model.relevance("copy", TEXTS), lambda: load_relevance_model(tiny_model_path)):
         with pytest.raises(ModelError, match=r"fix: .*bixse calibrate"):

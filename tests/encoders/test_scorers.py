@@ -139,3 +139,13 @@ def test_a_name_of_ours_is_not_asked_of_the_hub(monkeypatch, name):
     monkeypatch.setattr(util, "load_file_path", record)
     assert load_scorer(name, device="cpu").get_embedding_dimension()
     assert asked and all(Path(source).is_dir() for source in asked)
+
+
+def test_rank_is_that_of_a_cross_encoder(folder, kind):
+    model = load_relevance_model(folder)
+    ranked = model.rank("copy a file", DOCUMENTS, top_k=3, return_documents=True)
+    scores = model.relevance("copy a file", DOCUMENTS)
+    assert [entry["corpus_id"] for entry in ranked] == np.argsort(-scores, kind="stable")[:3].tolist()
+    assert [entry["text"] for entry in ranked] == [DOCUMENTS[entry["corpus_id"]] for entry in ranked]
+    if kind != "reranker":  # the library's own rank has another activation
+        assert [entry["score"] for entry in ranked] == pytest.approx(sorted(scores, reverse=True)[:3])

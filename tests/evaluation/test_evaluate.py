@@ -1,19 +1,28 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
-from bixse import EncoderSystem, collection_task, evaluate
+from bixse import EncoderSystem, Evaluation, collection_task, evaluate
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.systems import RUN_NAME, RunFileSystem, System
 from bixse.evaluation.tasks import QuerySet, Task
+from bixse.search.retrieval_settings import EncodingSettings
 from helpers.toy import CORPUS, QUERIES, save_toy
+from helpers.toy import QRELS as TOY_QRELS
 
 QRELS = {"q1": {"d2": 1}, "q2": {"d3": 1}}
 """Query q1 is a document too."""
+
+
+@pytest.fixture
+def folder_of_toy(tmp_path):
+    return save_toy(tmp_path / "toy")
 
 
 @pytest.fixture
@@ -37,7 +46,7 @@ def test_a_finished_evaluation_warns_again_and_is_not_mixed_with_the_other(folde
     out, other = tmp_path / "out", collection_task(folder, exclude_self=True)
     first, again = (evaluate("bm25", folder, out) for _ in range(2))
     assert (again.reused, again.warnings, again.run) == (True, first.warnings, first.run)
-    assert (again.metrics, again.per_query) == (first.metrics, first.per_query)
+    assert (again.metrics, again.by_query) == (first.metrics, first.by_query)
     with pytest.raises(OutputExistsError, match=r"exclude_self"):
         evaluate("bm25", other, out)
     evaluate("bm25", other, tmp_path / "left-out")
@@ -58,7 +67,7 @@ def test_damaged_results_are_refused(folder, tmp_path, content):
 def test_a_run_file_or_its_folder_is_scored_again_and_refused_for_other_queries(folder, tmp_path):
     first = evaluate("bm25", folder, tmp_path / "out")
     for path in (tmp_path / "out", tmp_path / "out" / RUN_NAME):
-        assert evaluate(path, folder).per_query == first.per_query
+        assert evaluate(path, folder).by_query == first.by_query
     write_run(tmp_path / "other.trec", {"another": {"q1": 1.0}}, "other")
     with pytest.raises(InputError, match="'another'"):
         evaluate(tmp_path / "other.trec", folder)
@@ -126,7 +135,7 @@ def test_a_system_of_ones_own(folder):
         def search(self, task, depth, partial=None, progress=None):
             return {sets.name: {query: {"d2": 1.0} for query in sets.queries} for sets in task.query_sets}
 
-    assert evaluate(Always(), folder).per_query["mrr@10"] == {"q1": 1, "q2": 0}
+    assert evaluate(Always(), folder).by_query["mrr@10"] == {"q1": 1, "q2": 0}
 
 
 def warnings(tmp_path, queries, grades, **settings):
@@ -211,3 +220,83 @@ def test_the_corpus_is_read_once_for_all_run_files(folder, tmp_path):
         assert any("1 of 3 documents of the run" in warning for warning in evaluation.warnings)
     assert evaluate(RunFileSystem(tmp_path / "0.trec"), counted, tmp_path / "out" / "0").reused
     assert len(reads) == 1
+
+
+OBJECTS = (QUERIES, {name: {"title": each.title, "text": each.text} for name, each in CORPUS.items()}, TOY_QRELS)
+
+
+def test_objects_have_the_figures_of_their_folder_and_leave_no_file(folder_of_toy, tiny_model, cache_path):
+    for system, same in (("bm25", "bm25"), (tiny_model, tiny_model)):
+        of_folder, of_objects = evaluate(system, folder_of_toy), evaluate(same, OBJECTS)
+        assert (of_objects.metrics, of_objects.by_query) == (of_folder.metrics, of_folder.by_query)
+        assert of_objects.warnings == of_folder.warnings
+        assert evaluate(of_objects.run, OBJECTS).by_query == of_objects.by_query
+        collection = Collection("toy", CORPUS, QUERIES, {"test": TOY_QRELS})
+        assert evaluate(system, collection).by_query == of_objects.by_query
+    assert not cache_path.exists()
+
+
+def test_objects_and_a_folder_resume_and_refuse_another_collection(tmp_path):
+    first = evaluate("bm25", OBJECTS, tmp_path / "out")
+    assert evaluate("bm25", OBJECTS, tmp_path / "out").reused
+    queries, corpus, qrels = OBJECTS
+    with pytest.raises(OutputExistsError, match="changed: collection"):
+        evaluate("bm25", (queries, {**corpus, "new": "a text"}, qrels), tmp_path / "out")
+    run = {query: {name: np.float32(score) for name, score in hits.items()} for query, hits in first.run.items()}
+    assert evaluate(run, OBJECTS, tmp_path / "run").metrics == first.metrics
+
+
+def test_an_evaluation_is_a_mapping_a_table_and_a_frame_and_survives_a_file(tmp_path):
+    first = evaluate("bm25", OBJECTS)
+    assert dict(first) == {"nDCG@10": first.metrics["ndcg@10"], "R@100": first.metrics["recall@100"],
+                           "RR@10": first.metrics["mrr@10"], "AP@100": first.metrics["map@100"]}  # fmt: skip
+    frame = first.per_query
+    assert (frame.index.name, list(frame.columns)) == ("query", list(first))
+    assert frame.mean().to_dict() == pytest.approx(dict(first))
+    assert "nDCG@10" in str(first) and "bm25" in str(first) and "<table" in first._repr_html_()
+    first.save(tmp_path / "first.json")
+    assert Evaluation.load(tmp_path / "first.json") == first
+    (tmp_path / "other.json").write_text('{"task": "toy"}')
+    for name in ("other.json", "none.json"):
+        with pytest.raises(InputError):
+            Evaluation.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("collection", "message"),
+    [
+        ((OBJECTS[1], OBJECTS[0], OBJECTS[2]), "queries: got .*; expected a text per id"),
+        ((OBJECTS[2], OBJECTS[1], OBJECTS[0]), "expected a text per id.* in this order"),
+        (({"d2": "copy"}, QUERIES, {"q1": {"d2": 1}}), "judged queries such as 'q1' in the corpus"),
+        ((QUERIES, CORPUS, {"q1": {"d2": 2, "gone": 1}}), "1 of 2 judged documents that the corpus lacks.*'gone'"),
+        ((QUERIES, CORPUS, {"q1": {"d2": 2}, "gone": {"d2": 1}}), "1 of 2 judged queries that the queries lack"),
+        ((QUERIES, CORPUS, {"q1": {"d2": "high"}}), "got 'high'; expected a finite number"),
+        ((QUERIES, CORPUS, {"q1": {"d2": 0}}), "no judgement above 0"),
+        ((QUERIES, {1: "copy"}, TOY_QRELS), "corpus: got .*; expected .* ids as text"),
+        ((QUERIES, {"d2": {"body": 3}}, TOY_QRELS), "all without title and text"),
+        ((QUERIES, {"d2": {"text": 3}}, TOY_QRELS), "corpus: got .*expected a text or"),
+        (({}, CORPUS, TOY_QRELS), "queries: got no entry"),
+        ((QUERIES, CORPUS), "collection: got tuple of 2"),
+        (QUERIES, "collection: got dict"),
+        (EncodingSettings(), "collection: got EncodingSettings"),
+    ],
+)
+def test_wrong_collections_are_refused(collection, message):
+    with pytest.raises(InputError, match=message):
+        evaluate("bm25", collection)
+
+
+@pytest.mark.parametrize(
+    ("system", "message"),
+    [
+        (torch.nn.Linear(2, 2), "system: got 'Linear'; expected a model"),
+        (EncodingSettings(), "system: got 'EncodingSettings'"),
+        ({"q1": ["d2"]}, "system: got"),
+        ({}, "system: got"),
+        ({query: {"d2": "high"} for query in QUERIES}, "got 'high'; expected a number"),
+        ({"other": {"d2": 1.0}}, "queries"),
+    ],
+)
+def test_wrong_systems_are_refused(system, message):
+    with pytest.raises(InputError, match=message):
+        evaluate(system, OBJECTS)

@@ -95,7 +95,7 @@ def test_a_record_knows_reranker_and_depth(folder, tmp_path, task, tiny_model_pa
     system = RerankedSystem(Bm25System(), folder, 5)
     first = evaluate(system, task, tmp_path / "out")
     assert evaluate(RerankedSystem(Bm25System(), folder, 5), task, tmp_path / "out").reused
-    assert first.metrics["ndcg@10"] == pytest.approx(np.mean(list(first.per_query["ndcg@10"].values())))
+    assert first.metrics["ndcg@10"] == pytest.approx(np.mean(list(first.by_query["ndcg@10"].values())))
     other = save_reranker(tiny_model_path, tmp_path / "model", seed=1)
     others = [RerankedSystem(Bm25System(), *given) for given in ((folder, 6), (other, 5))]
     for changed in others:

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from bixse.data.graded_pairs import Pair
-from bixse.judging.grade import grade
+from bixse.judging.grade import grade_into
 from bixse.judging.judge import Answer, Question, Usage
 from bixse.judging.open_judge import GradeConfig
 from bixse.relevance import GradeScale
@@ -77,7 +77,7 @@ def config_of(rubric=None, per_million=None, max_usd=None, **settings):
 
 
 def graded(pairs, judge, out, progress=None, **settings):
-    return grade(config_of(**settings), judge, out, pairs, progress)
+    return grade_into(config_of(**settings), judge, out, pairs, progress)
 
 
 def main():

@@ -214,9 +214,9 @@ def test_a_suite_runs_compares_and_is_read_again(tiny_model, tiny_model_path, lo
         score = result.scores[model]["FiQA2018"]
         expected = evaluate(model, collection_task(local, exclude_self=True))
         assert score.metrics["main"] == pytest.approx(expected.metrics["ndcg@10"], abs=0.0005)
-        assert score.per_query["ndcg@10"].keys() == {f"FiQA2018 default test q{number}" for number in (1, 2, 3)}
-        assert mean(score.per_query)["ndcg@10"] == pytest.approx(score.metrics["main"], abs=0.00001)
-    assert [(pair.a, pair.b) for pair in result.comparisons] == [tuple(models)]
+        assert score.by_query["ndcg@10"].keys() == {f"FiQA2018 default test q{number}" for number in (1, 2, 3)}
+        assert mean(score.by_query)["ndcg@10"] == pytest.approx(score.metrics["main"], abs=0.00001)
+    assert [(pair.system, pair.baseline) for pair in result.comparisons] == [tuple(models)]
     assert set(result.means[models[0]]) == {"mean over tasks", "mean over types"}
     record = json.loads(next(out.glob("model-*/FiQA2018/run.json")).read_text())
     assert record["results"]["model_name"].endswith("/model")

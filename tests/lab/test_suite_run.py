@@ -1,8 +1,6 @@
-import random
-
-import numpy as np
 import pytest
 
+from bixse.cli.verbs.evaluate import EvaluateSettings
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
@@ -10,11 +8,9 @@ from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation import systems
 from bixse.evaluation.evaluate import evaluate
-from bixse.evaluation.statistics import holm, paired_difference, randomisation_test
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task, cut_collection
 from bixse.lab.suites.known_suites import SUITES
-from bixse.lab.suites.suite_result import compare_systems
 from bixse.lab.suites.suite_run import evaluate_suite, short_task
 from helpers.toy import save_toy
 
@@ -77,8 +73,8 @@ def test_figures_are_those_of_evaluate_without_self_matches_where_mteb_leaves_th
     for model, scores in result.scores.items():
         alone = evaluate(model, collection_task(data / "fiqa", exclude_self=True))
         assert scores["FiQA2018"].metrics == pytest.approx(alone.metrics)
-        assert scores["FiQA2018"].per_query["mrr@10"]["q1"] == 1.0
-        assert scores["NFCorpus"].per_query["mrr@10"]["q1"] == 0.5
+        assert scores["FiQA2018"].by_query["mrr@10"]["q1"] == 1.0
+        assert scores["NFCorpus"].by_query["mrr@10"]["q1"] == 0.5
     for path in (tmp_path / "out").glob("*/FiQA2018/*.trec"):
         assert "q1" not in read_run(path)["q1"]
 
@@ -136,7 +132,7 @@ def test_finished_tasks_are_read_and_more_models_join(data, tiny_model_path, tmp
     both = evaluate_suite(["bm25", str(tiny_model_path)], "beir", data, out, TASKS)
     assert searched[2:] == [f"{tiny_model_path} {task}" for task in ("NFCorpus", "FiQA2018")]
     assert both.scores["bm25"]["NFCorpus"].reused
-    assert both.scores["bm25"]["NFCorpus"].per_query == first.scores["bm25"]["NFCorpus"].per_query
+    assert both.scores["bm25"]["NFCorpus"].by_query == first.scores["bm25"]["NFCorpus"].by_query
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "model").symlink_to(tiny_model_path)
     evaluate_suite(["bm25", str(tmp_path / "elsewhere" / "model")], "beir", data, out, TASKS)
@@ -188,71 +184,16 @@ def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp
     assert steps[7:] == [("FiQA2018", number) for number in (2, 1, 1)]  # two documents were done before
     uninterrupted = evaluate_suite([model], "beir", data, tasks=TASKS)
     for task in TASKS:
-        assert result.scores[model][task].per_query == uninterrupted.scores[model][task].per_query
-
-
-def values(seed, shift=0.0, tasks=(40, 15)):
-    draw = random.Random(seed)
-    return {
-        f"task{number}": {f"q{query}": min(1.0, max(0.0, draw.random() + shift)) for query in range(count)}
-        for number, count in enumerate(tasks)
-    }
-
-
-def test_systems_with_other_queries_are_refused():
-    a, b = values(0), values(1)
-    del b["task1"]["q3"]
-    with pytest.raises(InputError, match="such as 'q3'"):
-        compare_systems({"a": a, "b": b})
-
-
-def test_a_task_of_one_query_has_no_interval_but_counts():
-    (pair,) = compare_systems({"a": values(0, tasks=(60, 1)), "b": values(1, tasks=(60, 1))})
-    assert ([task.verdict for task in pair.tasks][1], pair.difference.queries) == ("cannot tell", 61)
-    assert pair.tasks[1].randomisation_p == 1.0
-    assert pair.verdict == "cannot tell" and "3 equally weighted queries" in pair.difference.few
-
-
-def test_one_task_is_the_comparison_of_its_queries():
-    a, b = values(0, tasks=(50,)), values(1, tasks=(50,))
-    (pair,) = compare_systems({"a": a, "b": b})
-    assert pair.difference == pair.tasks[0].difference == paired_difference(a["task0"], b["task0"])
-    assert pair.randomisation_p == randomisation_test(a["task0"], b["task0"])
-
-
-def test_tasks_count_alike_whatever_their_size_and_those_of_a_group_together_count_as_one():
-    tasks = (("x1", 100, 1.0), ("x2", 2, 1.0), ("x3", 3, 1.0), ("y", 2, 0.0))
-    a = {task: {f"q{n}": value for n in range(size)} for task, size, value in tasks}
-    b = {task: {f"q{n}": 1.0 - value for n in range(size)} for task, size, value in tasks}
-    (pair,) = compare_systems({"a": a, "b": b})
-    assert (pair.difference.mean, pair.difference.low) == (0.5, None)
-    assert {task.verdict for task in pair.tasks} == {"cannot tell"}, "differences that are all equal"
-    (pair,) = compare_systems({"a": a, "b": b}, {"x1": "x", "x2": "x", "x3": "x"})
-    assert pair.difference.mean == pytest.approx(0.0)
-    assert pair.randomisation_p > 0.8
-
-
-def test_the_interval_is_over_queries_within_tasks():
-    a, b = values(2, 0.3), values(3)
-    generator = np.random.default_rng(0)
-    differences = [np.array([a[task][query] - b[task][query] for query in a[task]]) for task in a]
-    means = [np.mean([generator.choice(sample, len(sample)).mean() for sample in differences]) for _ in range(4000)]
-    difference = compare_systems({"a": a, "b": b})[0].difference
-    assert np.quantile(means, [0.025, 0.975]) == pytest.approx([difference.low, difference.high], abs=0.01)
-
-
-def test_every_pair_is_compared_and_corrected():
-    systems = {"good": values(0, 0.4), "same": values(1), "other": values(2)}
-    pairs = {(each.a, each.b): each for each in compare_systems(systems)}
-    assert list(pairs) == [("good", "same"), ("good", "other"), ("same", "other")]
-    assert [each.verdict for each in pairs.values()] == ["better", "better", "no difference"]
-    assert [each.holm_p for each in pairs.values()] == holm([each.randomisation_p for each in pairs.values()])
-    every = [task.randomisation_p for each in pairs.values() for task in each.tasks]
-    assert [task.holm_p for each in pairs.values() for task in each.tasks] == holm(every)
+        assert result.scores[model][task].by_query == uninterrupted.scores[model][task].by_query
 
 
 CORPUS = [f"d{number}" for number in range(200)]
 QRELS = {f"q{number}": {f"d{number}": 1.0, f"d{number + 50}": 0.0} for number in range(40)}
+
+
+def test_help_of_evaluate_names_every_suite():
+    _, names = EvaluateSettings.model_fields["suite"].description.rstrip(".").split("a suite: ")
+    assert " ".join(names.split()).split(", ") == list(SUITES)
 
 
 def test_the_tasks_of_beir_and_how_to_get_their_data():

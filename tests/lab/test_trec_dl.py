@@ -171,7 +171,7 @@ def test_a_suite_of_years(data, duplicates, tmp_path):
     means = result.means["bm25"]
     years = [scores[str(year)].metrics["ndcg@10"] for year in range(2019, 2024)]
     assert means["mean over years"] == pytest.approx(sum(years) / 5)
-    values = [value for year in range(2019, 2024) for value in scores[str(year)].per_query["ndcg@10"].values()]
+    values = [value for year in range(2019, 2024) for value in scores[str(year)].by_query["ndcg@10"].values()]
     assert means["mean over queries"] == pytest.approx(sum(values) / len(values))
     without = [*years[:3], *(scores[f"{year} without duplicates"].metrics["ndcg@10"] for year in (2022, 2023))]
     assert means["mean over years without duplicates"] == pytest.approx(sum(without) / 5)
@@ -188,7 +188,7 @@ def test_only_candidates_are_ranked_and_missed_passages_count(data):
     result = evaluate_suite(["bm25"], "trec-dl-rerank", data)
     scores = result.scores["bm25"]
     assert list(scores) == ["2019", "2020", "2021", "2022", "2023"]
-    assert scores["2021"].per_query["recall@100"] == {"20211": 0.5, "20212": 1.0}  # one of two relevant ones is listed
+    assert scores["2021"].by_query["recall@100"] == {"20211": 0.5, "20212": 1.0}  # one of two relevant ones is listed
     assert set(result.means["bm25"]) == {"mean over years", "mean over queries"}
 
 

@@ -7,7 +7,7 @@ import pytest
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InvalidFileError
 from bixse.judging.audit.labels import read_labels
-from bixse.judging.grade import grade
+from bixse.judging.grade import grade_into
 from bixse.judging.ledgers.segments import answers_by_status
 from helpers.chat_server import planted
 from helpers.command import call, ended, kill_amid_answers, refused, start
@@ -70,7 +70,7 @@ def test_bad_row_is_named_by_its_number_and_finished_shards_stay(tmp_path):
     pq.write_table(table, tmp_path / "bad.parquet")
     config = config_of(pairs=tmp_path / "bad.parquet", engine={"shards": 4})
     with pytest.raises(InvalidFileError) as error:
-        grade(config, ScriptedJudge(), tmp_path / "out")
+        grade_into(config, ScriptedJudge(), tmp_path / "out")
     assert [fault.row for fault in error.value.errors] == [31]
     assert len(pairs_files(tmp_path / "out")) == 3
 

@@ -342,7 +342,7 @@ def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_an
     for task in (None, "twins"):
         evaluated = evaluate(EncoderSystem(result.model_path, task=task), dev, files / f"eval-{task}")
         record = json.loads((files / f"eval-{task}" / "run.json").read_text())
-        results.append((evaluated.per_query, record["results"]["prompts_hash"]))
+        results.append((evaluated.by_query, record["results"]["prompts_hash"]))
     assert all(default != twins for default, twins in zip(*results, strict=True))
     again = train(settings(model=result.model_path, instructions=None), files / "again", progress=False)
     assert build_encoder(again.model_path, device="cpu").instructions == table

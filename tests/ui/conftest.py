@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bixse.calibration.calibrate import calibrate
+from bixse.calibration.calibrate_files import calibrate_into
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.ui.pages.compare import TwoSystems
 from bixse.ui.serve import Server
@@ -53,4 +53,4 @@ def calibrated(actions, student, tmp_path_factory):
     """A model with a head that the command calibrated, and the result of the command."""
     pairs, out = actions.parent / "pairs.jsonl", tmp_path_factory.mktemp("calibrated") / "out"
     settings = CalibrateSettings(model=str(student), pairs=pairs, at_precision=[0.5], export=[0.25])
-    return str(out / "model"), calibrate(settings, out)
+    return str(out / "model"), calibrate_into(settings, out)

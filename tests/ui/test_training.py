@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bixse.calibration.calibrate import calibrate
+from bixse.calibration.calibrate_files import calibrate_into
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
@@ -116,7 +116,7 @@ def test_finished_training_shows_its_merge(trained, open_server):
 @pytest.mark.parametrize(("exponent", "prior"), [("", None), ("-2", 0.01), ("nan", None), ("-99", None), ("x", None)])
 def test_calibration_figures_are_those_of_the_command(compare, calibrated, actions, tmp_path, exponent, prior):
     model, pairs = calibrated[0], actions.parent / "pairs.jsonl"
-    result = calibrate(CalibrateSettings(model=model, pairs=pairs, prior=prior), tmp_path / "out")
+    result = calibrate_into(CalibrateSettings(model=model, pairs=pairs, prior=prior), tmp_path / "out")
     browser = compare(model, "bm25", collection=actions, held_out=pairs)
     html = browser.get("/calibration", params={"exponent": exponent, "side": "9"}).text
     for name, report in result.check.reports.items():

@@ -28,7 +28,7 @@ from bixse.search.bm25 import BM25
 from bixse.search.exact import DEPTH
 from bixse.search.search_collection import encode_collection
 from bixse.training.config import TrainConfig
-from bixse.training.dev_evaluation import GradedRetrievalEvaluator, candidate_corpus, small_task
+from bixse.training.dev_evaluation import DevEvaluator, candidate_corpus, small_evaluator
 from bixse.training.recipe import train
 
 if TYPE_CHECKING:
@@ -149,18 +149,18 @@ def main() -> None:
     shutil.rmtree(work)
 
 
-def dev_evaluator(collection: Collection, full: bool) -> GradedRetrievalEvaluator:
+def dev_evaluator(collection: Collection, full: bool) -> DevEvaluator:
     """Graded nDCG@10 on the dev queries, over the full corpus or the documents judged or hard before training."""
     qrels = collection.qrels["dev"]
     queries = {query_id: collection.queries[query_id] for query_id in qrels}
     if full:
         texts = {document_id: document.content for document_id, document in collection.corpus.items()}
-        return GradedRetrievalEvaluator([small_task("pydocs", texts, queries, qrels, PYDOCS_RELEVANT_GRADE)])
+        return DevEvaluator([small_evaluator("pydocs", texts, queries, qrels, PYDOCS_RELEVANT_GRADE)])
     base = encode_collection(build_encoder("demo", 128), collection, list(qrels))
     index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
     runs = [index.search(queries, DEPTH), base.search(list(qrels))]
     corpus = candidate_corpus(collection, qrels, runs, CANDIDATES)
-    return GradedRetrievalEvaluator([small_task("pydocs", corpus, queries, qrels, PYDOCS_RELEVANT_GRADE)])
+    return DevEvaluator([small_evaluator("pydocs", corpus, queries, qrels, PYDOCS_RELEVANT_GRADE)])
 
 
 def train_cell(cell: dict[str, Any], work: Path) -> torch.nn.Module:

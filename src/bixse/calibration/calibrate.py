@@ -1,16 +1,12 @@
-"""Calibrate a model: fit its probabilities of relevance, check them on held-out queries, keep what helps."""
+"""Calibrate scores or a model in memory: probabilities of relevance, checked on held-out queries, and thresholds."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
-from importlib import resources
+from dataclasses import dataclass
 from pathlib import Path
-from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import TypeAdapter
 from sentence_transformers import SentenceTransformer
 
 from bixse.calibration.calibrate_head import (
@@ -21,235 +17,230 @@ from bixse.calibration.calibrate_head import (
     choose_thresholds,
     fit_head,
     held_out_check,
-    judged_pairs,
     pair_cosines,
-    read_scores,
 )
-from bixse.data.joined import check_joined, warn_of
-from bixse.data.run import open_run
-from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE, RelevanceHead
-from bixse.encoders.instructions import prompt_for, use_task
+from bixse.calibration.calibrate_settings import POSITIVE_FROM
+from bixse.data.pairs_files import as_pairs
+from bixse.encoders.head import RelevanceHead
 from bixse.encoders.lengths import check_lengths
-from bixse.encoders.loading.build import load_scorer, model_hashes, model_path_settings, quiet_loading
-from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.relevance_model import save_whole
-from bixse.errors import InputError
-from bixse.files.files import file_hash, storage_errors, write_atomically
-from bixse.report.plots import reliability_diagram, save_plot
+from bixse.encoders.loading.build import load_scorer
+from bixse.encoders.scorers import Scorer
+from bixse.errors import BixseError, InputError, shorten
+from bixse.report.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from bixse.calibration.calibrate_settings import CalibrateSettings
-    from bixse.data.run import Run
+    from numpy.typing import ArrayLike, NDArray
+
     from bixse.progress import ProgressBars
+    from bixse.report.table import Cell
+    from bixse.results import Interval
 
-DIAGRAM = "reliability.svg"
-CUTS_FILE = "cuts.json"
-COSINE_ROUNDING = 1e-6
-"""Scores beyond 1 by more than this are no cosines, so that no snippet for a store of cosines is written."""
-STORES = (
-    "langchain", "llama_index", "haystack", "qdrant", "lancedb", "duckdb", "pgvector", "elasticsearch", "opensearch",
-    "mongodb", "vespa",
-)  # fmt: skip
+
+class NotReachable(BixseError):  # noqa: N818 (the pairs are right, and so is the question)
+    """No threshold has the precision; `best` is the threshold of the highest one.
+
+    Example:
+        ::
+
+            try:
+                cut = calibration.threshold(precision=0.99)
+            except NotReachable as error:
+                cut = error.best
+    """
+
+    def __init__(self, precision: float, best: ChosenThreshold) -> None:
+        super().__init__(f"precision {precision:g}: not reachable on held-out pairs; the best is {best.precision:.3f}")
+        self.best = best
+
+
+class ChosenThreshold(float):
+    """The probability from which documents count as relevant, with its precision and recall on held-out queries."""
+
+    def __new__(cls, point: OperatingPoint) -> ChosenThreshold:
+        cut = super().__new__(cls, point.threshold)
+        cut.precision, cut.recall, cut.interval = point.precision, point.recall, point.interval
+        return cut
+
+    precision: float
+    recall: float
+    interval: Interval | None
+    """95 % interval of the precision, over queries."""
 
 
 @dataclass(frozen=True)
-class CalibrateResult:
-    """The results and files of a calibration."""
+class Calibration(Table):
+    """Probabilities of relevance for scores, and how good they are on queries that the fit has not seen.
 
-    check: HeldOutCheck
+    `model.head = calibration.head` gives them to a `RelevanceModel`.
+
+    Example:
+        >>> calibration = calibrate([n / 100 for n in range(100)], [float(n % 10 < n / 10) for n in range(100)])
+        >>> observed, predicted = calibration.curve()
+        >>> calibration.helps, len(observed) == len(predicted)
+        (True, True)
+    """
+
     head: RelevanceHead | None
-    """None if the model had no head and the calibration does not help."""
-    points: tuple[OperatingPoint, ...]
-    pairs: str
+    """The fitted map; the earlier one of the model, or None, if the fit does not help."""
+    check: HeldOutCheck
+    pairs: ScoredPairs
+    facts: str
     """A description of the pairs, in words."""
-    negatives: int
-    precision: str
-    artifacts: dict[str, str]
-    saved: bool
-    """True if the calibration is saved: it helps and beats a constant, or `anyway` is set."""
-    cuts: tuple[CosineCut, ...] = ()
-    """Cuts for vector stores, the highest cosine first."""
-    reused: bool = False
-    input_warnings: tuple[str, ...] = ()
-    """Warnings of pairs that are not of the collection, and of texts that are longer than the model reads."""
+    helps: bool
+    """True if the fit is better than the earlier map and than a constant, or if it was wanted anyway."""
+    warnings: tuple[str, ...] = ()
 
-    @property
-    def refused(self) -> bool:
-        """Return True if nothing is written, since the calibration is no better than a constant."""
-        return not (self.saved or self.check.is_useful)
+    def probability(self, score: Any) -> Any:
+        """Return the probability of relevance in [0, 1] of a score or an array of scores."""
+        scores: Any = float(score) if np.ndim(score) == 0 else np.asarray(score, np.float64)
+        return self._usable().probability(scores)
 
-    def warnings(self) -> list[str]:
-        """Warn of the pairs, of a calibration kept in spite of the check, and of thresholds with a low interval."""
-        anyway = self.saved and not (self.check.helps and self.check.is_useful)
-        return [*self.input_warnings, *([f"kept anyway: {self.check.finding}"] if anyway else [])] + [
-            f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries "
-            "narrow it, a higher --at-precision stays on the safe side"
-            for point in self.points
-            if point.is_reached and point.interval is not None and point.interval[0] < point.wanted
+    def threshold(self, precision: float) -> ChosenThreshold:
+        """Return the probability with the highest recall among those with at least the precision.
+
+        Raise NotReachable without one, and InputError below 20 queries with a relevant document.
+        """
+        (point,) = choose_thresholds(self._usable(), self.pairs, [precision])[1]
+        if not point.is_reached:
+            raise NotReachable(precision, ChosenThreshold(point))
+        return ChosenThreshold(point)
+
+    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return observed and predicted relevance per bin, as scikit-learn's `calibration_curve` does."""
+        points = [(each.observed, each.predicted) for each in self.check.calibrated.curve]
+        observed, predicted = np.array(points, dtype=np.float64).T
+        return observed, predicted
+
+    def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+        reports = self.check.reports.items()
+        return ["held-out half", "Brier", "ECE", "constant's Brier"], [
+            [name, each.brier, each.ece, each.base_rate_brier] for name, each in reports
         ]
 
+    def _usable(self) -> RelevanceHead:
+        if self.head is None:
+            raise InputError(
+                f"calibration: got none that helps: {self.check.finding}; expected one; fix: {self.check.fix}"
+            )
+        return self.head
 
-def calibrate(
-    settings: CalibrateSettings, out: str | Path | None = None, progress: ProgressBars | None = None
-) -> CalibrateResult:
-    """Fit probabilities on half of the queries, check them on the other half, and save the map only if it helps there.
 
-    The calibrated model, a reliability diagram and run.json are written to `out`; None replaces the head inside the
-    model folder. If the probabilities are no better than always answering the mean relevance, nothing is written
-    unless `settings.anyway` is set. `progress` makes a progress callback from a title and a total.
+def calibrate(source: Any, judged: Any = None, **options: Any) -> Calibration:
+    """Fit probabilities of relevance on judged pairs, by `calibrate_scores` or by `calibrate_model`.
+
+    Args:
+        source: a sequence of scores; or a model: name, folder, `SentenceTransformer` or `Scorer`.
+        judged: the relevance of each score; or graded pairs of any form, which the model was not trained on.
+        options: keywords of the two functions, such as `prior` and `seed`.
 
     Raises:
-        InputError: unusable pairs, or no `out` for a model that is not a folder.
-        OutputExistsError: `out` holds another run.
-        ModelError: the model cannot be loaded.
+        InputError: scores or pairs that cannot be used, or fewer than 4 queries.
+
+    Example:
+        >>> scores = [n / 100 for n in range(100)]
+        >>> calibration = calibrate(scores, [float(n % 10 < n / 10) for n in range(100)])
+        >>> calibration.probability(0.9) > 0.7, calibration.threshold(precision=0.8).recall > 0.3
+        (True, True)
     """
-    model, out = settings.model, None if out is None else Path(out)
-    if out is None and (model is None or not Path(model).is_dir()):
+    is_model = isinstance(source, str | Path | SentenceTransformer | Scorer)
+    return (calibrate_model if is_model else calibrate_scores)(source, judged, **options)
+
+
+def calibrate_scores(
+    scores: ArrayLike,
+    relevance: ArrayLike,
+    queries: Sequence[str] | None = None,
+    prior: float | None = None,
+    positive_from: float = POSITIVE_FROM,
+    seed: int = 0,
+    anyway: bool = False,
+    scored_by: str | None = None,
+    where: object = "scores",
+) -> Calibration:
+    """Calibrate the (N,) scores of any model with their relevance in [0, 1].
+
+    `queries` has the query of each score; None counts each score as a query. The other arguments are the settings of
+    `bixse calibrate`; `where` names the scores in errors.
+
+    Example:
+        >>> scores, relevance = [n / 40 for n in range(40)], [float(n > 15 + n % 7) for n in range(40)]
+        >>> calibrate_scores(scores, relevance, anyway=True).probability(0.9) > 0.5
+        True
+    """
+    values, labels = _numbers(where, scores), _numbers("relevance", relevance)
+    ids = [str(number) for number in range(len(values))] if queries is None else list(map(str, queries))
+    if not len(values) == len(labels) == len(ids):
         raise InputError(
-            f"calibrate: got {'scores' if model is None else f'model {model!r}'} and no --out; expected a model folder "
-            "or --out DIR; fix: add --out, the result is saved there"
+            f"{where}: got {len(values)} scores, {len(labels)} relevances and {len(ids)} queries; expected one of each "
+            "per pair; fix: pass sequences of one length"
         )
-    home = Path(str(model)) if out is None else out
-    # before the record: the reader reports a missing or damaged file
-    judged = None if settings.scores is not None else judged_pairs(settings)
-    scored = None if settings.scores is None else read_scores(settings, settings.scores)
-    record = None if out is None else _open(settings, out)
-    if record is not None and record.status == "finished":
-        kinds = {"model": f"model/{HEAD_FILE}", "head": HEAD_FILE}
-        return record.result(
-            lambda **values: TypeAdapter(CalibrateResult).validate_python(values),
-            lambda result: [file for kind, file in kinds.items() if kind in result.artifacts],
-        )
-    encoder, negatives, of_vectors, doubts = None, 0, True, list[str]()
-    if scored is not None:
-        pairs, facts = scored
-    elif judged is not None:
-        graded, facts, negatives, unjoined = judged
-        # a relevant document under another id could be drawn as an irrelevant one; other queries can be right
-        doubts = check_joined(settings.pairs or "", unjoined[:1], "give the collection of the pairs to --collection")
-        doubts += warn_of(settings.pairs or "", *unjoined[1:])
-        encoder = load_scorer(str(model), dimensions=settings.dimensions)
-        use_task(encoder, settings.task)
-        doubts += check_lengths(encoder, graded)
-        of_vectors = isinstance(encoder, SentenceTransformer)  # a reranker gives logits, which need no scale
-        scale = PLAIN_SCALE if of_vectors else 1.0
-        pairs = ScoredPairs(
-            pair_cosines(encoder, graded, progress), graded.relevance, graded.query_ids,
-            settings.prior, settings.positive_from, settings.seed,
-            new=RelevanceHead(scale, 0.0, dimensions=getattr(encoder, "truncate_dim", None)),
-        )  # fmt: skip
-    before: RelevanceHead | None = getattr(encoder, "head", None)
+    if not ((labels >= 0) & (labels <= 1)).all():
+        got = f"{labels.min():g} to {labels.max():g}"
+        raise InputError(f"relevance: got {got}; expected numbers in [0, 1]; fix: divide grades by the highest grade")
+    spread = float(values.std()) if len(values) else 0.0
+    if spread == 0:
+        differ = len(values) and np.ptp(values)
+        alike = f"the score {values[0]:g} for all {len(values)} rows" if len(values) else "none"
+        got = f"{len(values)} scores that differ by {differ:g}" if differ else alike
+        raise InputError(f"{where}: got {got}; expected scores that differ; fix: check the export, or rescale them")
+    # logits near 1 for scores of any size: BM25 reaches 40, a distance may be in thousands
+    new = RelevanceHead(1 / spread, -float(values.mean()) / spread, scored_by=scored_by)
+    pairs = ScoredPairs(values, labels, tuple(ids), prior, positive_from, seed, new=new)
+    return _calibration(pairs, None, f"{len(values)} scores of {getattr(where, 'name', where)}", anyway)
+
+
+def calibrate_model(
+    model: str | Path | SentenceTransformer | Scorer,
+    pairs: Any,
+    prior: float | None = None,
+    positive_from: float = POSITIVE_FROM,
+    seed: int = 0,
+    anyway: bool = False,
+    progress: ProgressBars | None = None,
+    facts: str = "",
+    warnings: Sequence[str] = (),
+) -> Calibration:
+    """Calibrate the cosines of an encoder, or the scores of a model of another kind, on graded pairs of any form.
+
+    The arguments are the settings of `bixse calibrate`; `facts` describes the pairs, and
+    `warnings` doubts them.
+    """
+    graded = as_pairs(pairs)
+    scorer: Any = load_scorer(str(model)) if isinstance(model, str | Path) else model
+    doubts = check_lengths(scorer, graded)
+    scale = PLAIN_SCALE if isinstance(scorer, SentenceTransformer) else 1.0  # a reranker gives logits
+    new = RelevanceHead(scale, 0.0, dimensions=getattr(scorer, "truncate_dim", None))
+    cosines = pair_cosines(scorer, graded, progress)
+    scored = ScoredPairs(cosines, graded.relevance, graded.query_ids, prior, positive_from, seed, new=new)
+    facts = facts or f"{len(graded)} pairs"
+    return _calibration(scored, getattr(scorer, "head", None), facts, anyway, (*warnings, *doubts))
+
+
+def _calibration(
+    pairs: ScoredPairs, before: RelevanceHead | None, facts: str, anyway: bool, warnings: tuple[str, ...] = ()
+) -> Calibration:
+    """Check on one half of the queries what is fitted on the other; then fit on all, if it helps."""
     check = held_out_check(before, pairs)
-    saved = settings.anyway or (check.helps and check.is_useful)
-    precision = "" if encoder is None else resolve_precision(device=encoder.device)
-    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved, input_warnings=tuple(doubts))
-    if result.refused:
-        return result
+    helps = anyway or (check.helps and check.is_useful)
     head = before
-    if saved:
+    if helps:
         head = fit_head(before, pairs.cosines, pairs.relevance, facts, pairs.new)
-        head = head if settings.prior is None else head.at_prior(settings.prior)
-    points: list[OperatingPoint] = []
-    if settings.at_precision and head is not None:
-        head, points = choose_thresholds(head, pairs, settings.at_precision)
-    # before a file is written: a head of slope 0 has no cuts, and is refused
-    cuts = cuts_of(head, settings.export) if settings.export and head is not None else []
-    if record is not None:
-        record.save("running")
-    artifacts: dict[str, str] = {}
-    if head is not None and head != before:
-        if encoder is not None and out is not None:
-            artifacts["model"] = str(home / "model")
-            encoder.head = head
-            if settings.dimensions is not None:  # the saved model keeps its other lengths
-                heads, encoder = encoder.heads, load_scorer(str(model))
-                encoder.heads = heads
-                use_task(encoder, settings.task)
-            with quiet_loading():
-                save_whole(encoder, home / "model")
-        else:
-            artifacts["head" if encoder is None else "model"] = str(home)
-            head.save(home)
-    if out is not None:
-        save_plot(reliability_diagram(check.calibrated, "calibrated, held-out half"), out / DIAGRAM)
-        artifacts["diagram"] = str(out / DIAGRAM)
-    if cuts and head is not None:
-        name = artifacts.get("model", model or str(settings.scored_by))
-        stores = STORES if of_vectors and np.abs(pairs.cosines).max() <= 1 + COSINE_ROUNDING else ()
-        prompts = None
-        if encoder is not None:
-            prompts = {"query": prompt_for(encoder, "query") or "", "document": prompt_for(encoder, "document") or ""}
-        artifacts |= write_export(head, cuts, name, home / EXPORT_FOLDER, stores, prompts)
-    result = replace(result, head=head, points=tuple(points), artifacts=artifacts, cuts=tuple(cuts))
-    if record is not None:
-        record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
-        record.save("finished")
-    return result
+        head = head if pairs.prior is None else head.at_prior(pairs.prior)
+    return Calibration(head, check, pairs, facts, helps, warnings)
 
 
-def _open(settings: CalibrateSettings, out: Path) -> Run:
-    if settings.scores is not None:
-        inputs = {"scores": file_hash(settings.scores)}
-        return open_run(out, "calibrate", settings.model_dump(), inputs, paths=settings.path_settings())
-    model, pairs = str(settings.model), settings.pairs or Path()
-    inputs = {"pairs": file_hash(pairs), **model_hashes(model)}
-    if (Path(model) / HEAD_FILE).is_file():
-        inputs["head"] = file_hash(Path(model) / HEAD_FILE)
-    config = {**settings.model_dump(), "precision": resolve_precision()}
-    if settings.collection is not None:
-        qrels = [f"qrels/{path.name}" for path in sorted((settings.collection / "qrels").glob("*.tsv"))]
-        names = ("corpus.jsonl", "queries.jsonl", *qrels)
-        inputs |= {name: file_hash(settings.collection / name) for name in names}
-    return open_run(out, "calibrate", config, inputs, paths=(*settings.path_settings(), *model_path_settings(model)))
-
-
-@dataclass(frozen=True)
-class CosineCut:
-    """A cosine at which a ranking is cut."""
-
-    probability: float
-    cosine: float
-    """((logit(p) - intercept) / slope - beta) / alpha; outside [-1, 1] if no cosine reaches p, or all do."""
-    precision: float | None = None
-    """The requested precision, if the probability is its threshold."""
-
-
-def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineCut]:
-    """Return cuts at probabilities between 0 and 1 and at the thresholds of a head, the highest cosine first."""
-    cuts = [CosineCut(probability, head.cosine_at(probability)) for probability in probabilities]
-    cuts += [
-        CosineCut(threshold.probability, head.cosine_at(threshold.probability), threshold.precision)
-        for threshold in head.thresholds
-        if 0 < threshold.probability < 1
-    ]
-    return sorted(cuts, key=lambda cut: -cut.cosine)
-
-
-def write_export(
-    head: RelevanceHead,
-    cuts: Sequence[CosineCut],
-    model: str,
-    folder: Path,
-    stores: Sequence[str] = STORES,
-    prompts: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Write `cuts.json`, and per store a snippet with the head's probability and the first cut; return name -> path."""
-    files = {"cuts": folder / CUTS_FILE, **{store: folder / f"{store}.py" for store in stores}}
-    # p = sigma(slope * (alpha * cosine + beta) + intercept); repr has every digit, and quotes what is in a text
-    shown = {"scale": repr(head.slope * head.logit_scale), "bias": repr(head.logit(0.0)), "model": repr(model)}
-    shown |= {"probability": f"{cuts[0].probability:g}", "cosine": repr(cuts[0].cosine), "prompts": repr(prompts)}
-    shown["dimensions"] = repr(head.dimensions)
-    shown["numbers"] = _snippet("numbers", shown)
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(files["cuts"], json.dumps([asdict(cut) for cut in cuts], indent=2) + "\n")
-        for store in stores:
-            write_atomically(files[store], _snippet(store, shown))
-    return {name: str(path) for name, path in files.items()}
-
-
-def _snippet(name: str, shown: Mapping[str, str]) -> str:
-    text = resources.files(__package__).joinpath("snippets", f"{name}.py.txt").read_text(encoding="utf-8")
-    return Template(text).substitute(shown)
+def _numbers(name: object, given: ArrayLike) -> NDArray[np.float64]:
+    """Return a sequence of finite numbers as an array; raise InputError for anything else."""
+    try:
+        values = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        values = np.array(np.nan)
+    if values.ndim != 1 or not np.isfinite(values).all():
+        got = type(given).__name__ if values.ndim != 1 else shorten(given)
+        raise InputError(
+            f"{name}: got {got}; expected a sequence of finite numbers; fix: calibrate(scores, relevance), or "
+            "calibrate(model, pairs)"
+        )
+    return values

@@ -15,8 +15,8 @@ from bixse.calibration.calibrate_settings import POSITIVE_FROM
 from bixse.calibration.reliability import Auc, auc, brier_change, calibration_report, reweight_to_prevalence
 from bixse.data.collection import load_collection
 from bixse.data.graded_pairs import with_random_negatives
-from bixse.data.joined import Unjoined
-from bixse.data.pairs_files import load_graded_pairs, load_scores
+from bixse.data.joined import Unjoined, check_joined, warn_of
+from bixse.data.pairs_files import load_graded_pairs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.platt import checked, fit_platt
@@ -187,18 +187,21 @@ def fit_head(
     )
 
 
-def judged_pairs(settings: CalibrateSettings) -> tuple[GradedPairs, str, int, tuple[Unjoined, ...]]:
-    """Return pairs, their description, the number of random irrelevant documents added, and ids of no collection."""
+def judged_pairs(settings: CalibrateSettings) -> tuple[GradedPairs, str, int, list[str]]:
+    """Return pairs, their description, the number of random irrelevant documents added, and warnings of their ids."""
     path = settings.pairs or Path()
     pairs = load_graded_pairs(path)
     facts = f"{len(pairs)} pairs of {path.name}"
     if settings.negatives is None or settings.collection is None:
-        return pairs, facts, 0, ()
+        return pairs, facts, 0, []
     collection = load_collection(settings.collection)
     more = with_random_negatives(pairs, collection, settings.negatives, settings.seed)
     added = len(more) - len(pairs)
     facts = f"{facts} and {added} random documents of {collection.name} as irrelevant pairs"
-    return more, facts, added, _unjoined(collection, pairs)
+    documents, queries = _unjoined(collection, pairs)
+    # a relevant document under another id could be drawn as an irrelevant one; other queries can be right
+    warnings = check_joined(path, [documents], "give the collection of the pairs to --collection")
+    return more, facts, added, warnings + warn_of(path, queries)
 
 
 def _unjoined(collection: Collection, pairs: GradedPairs) -> tuple[Unjoined, ...]:
@@ -212,20 +215,6 @@ def _unjoined(collection: Collection, pairs: GradedPairs) -> tuple[Unjoined, ...
         for kind, named, known, known_texts in (("documents", documents, collection.corpus, texts),
                                                 ("queries", queries, collection.queries, asked))
     )  # fmt: skip
-
-
-def read_scores(settings: CalibrateSettings, path: Path) -> tuple[ScoredPairs, str]:
-    """Read the scores of any model, and describe them."""
-    ids, scores, relevance = load_scores(path)
-    spread = float(scores.std())
-    if spread == 0:
-        alike = f"the score {scores[0]:g} for all {len(scores)} rows"
-        got = f"{len(scores)} scores that differ by {np.ptp(scores):g}" if np.ptp(scores) else alike
-        raise InputError(f"{path}: got {got}; expected scores that differ; fix: check the export, or rescale them")
-    # logits near 1 for scores of any size: BM25 reaches 40, a distance may be in thousands
-    new = RelevanceHead(1 / spread, -float(scores.mean()) / spread, scored_by=settings.scored_by)
-    pairs = ScoredPairs(scores, relevance, ids, settings.prior, settings.positive_from, settings.seed, new=new)
-    return pairs, f"{len(scores)} scores of {path.name}"
 
 
 def pair_cosines(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 import pyarrow as pa
 
 from bixse.data.joined import Twins, Unjoined, check_joined, unjoined_judgements, warn_of, without_relevant
-from bixse.data.trec import read_qrels, write_qrels
-from bixse.errors import InputError
+from bixse.data.trec import numbers, read_qrels, write_qrels
+from bixse.errors import InputError, shorten
+from bixse.files.files import json_hash
 from bixse.files.rows import other_form, read_blocks, write_rows
 from bixse.files.values import FileColumn, normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
 
     from bixse.relevance import Qrels
 
@@ -68,6 +72,63 @@ class Collection:
     """Split -> query id -> document id -> grade, judged zeros included."""
     warnings: tuple[str, ...] = ()
     """Counts of judgements, queries and documents that do not count, or count otherwise than they look."""
+
+    @classmethod
+    def of(cls, given: Any, split: str = "test") -> Collection:
+        """Return a collection as it is, or (queries, corpus, qrels) in memory as one, whose judgements are `split`.
+
+        Raise InputError for other objects, and for dictionaries of other values or in another order.
+
+        Example:
+            >>> corpus = {"d1": "shutil.copytree", "d2": {"title": "shutil", "text": "copy a file"}}
+            >>> Collection.of(({"q1": "copy a folder"}, corpus, {"q1": {"d1": 3}})).corpus["d2"].content
+            'shutil copy a file'
+        """
+        if isinstance(given, cls):
+            return given
+        if not (isinstance(given, tuple | list) and len(given) == 3 and all(isinstance(x, Mapping) for x in given)):
+            got = f"{type(given).__name__} of {len(given)}" if isinstance(given, tuple | list) else type(given).__name__
+            raise InputError(
+                f"collection: got {got}; expected a folder, a Collection, or (queries, corpus, qrels) as three "
+                "dictionaries; fix: pass ({'q1': 'copy'}, {'d1': 'shutil.copy'}, {'q1': {'d1': 1}})"
+            )
+        queries, corpus, qrels = given
+        texts = {name: _document(text) for name, text in corpus.items()}
+        parts = (
+            ("queries", queries, "a text", all(isinstance(text, str) for text in queries.values())),
+            ("corpus", corpus, "a text or {'title': ..., 'text': ...}", None not in texts.values()),
+            ("qrels", qrels, "{document id: grade}", all(isinstance(row, Mapping) for row in qrels.values())),
+        )
+        for name, part, expected, is_right in parts:
+            ids = all(isinstance(key, str) for key in part)
+            if not (part and ids and is_right):
+                key = next(iter(part), None)
+                raise InputError(
+                    f"{name}: got {shorten({key: part[key]}) if part else 'no entry'}; expected {expected} per id, and "
+                    "ids as text; fix: pass (queries, corpus, qrels) in this order"
+                )
+        if not qrels.keys() & queries.keys() and qrels.keys() & corpus.keys():
+            raise InputError(
+                f"queries: got ids such as {next(iter(queries))!r}, and judged queries such as {next(iter(qrels))!r} "
+                "in the corpus; expected the judged queries; fix: pass (queries, corpus, qrels) in this order"
+            )
+        for query, grades in qrels.items():
+            numbers(grades, f"qrels of query {query!r}: grade")
+        return cls("collection", cast("dict[str, Document]", texts), queries, {split: qrels})
+
+    @property
+    def hash(self) -> str:
+        """The SHA-256 of all ids, texts and grades."""
+        content = [dict(self.corpus), dict(self.queries), {name: dict(rows) for name, rows in self.qrels.items()}]
+        return json_hash(content)
+
+
+def _document(given: object) -> Document | None:
+    """Return a text, or a title and a text, as a document; None for anything else."""
+    if isinstance(given, Document | str):
+        return given if isinstance(given, Document) else Document("", given)
+    parts = [given.get("title") or "", given.get("text") or ""] if isinstance(given, Mapping) else [None]
+    return Document(*parts) if all(isinstance(part, str) for part in parts) else None
 
 
 def load_collection(
@@ -184,10 +245,12 @@ def check_corpus(
     qrels: Qrels,
     see: Callable[[str, Document], object] | None = None,
     queries: Mapping[str, str] | None = None,
+    corpus: Mapping[str, Document] | None = None,
 ) -> CorpusCheck:
     """Read a corpus of any size once and find the judged documents; `see` is called for every document.
 
-    With `queries`, each relevant document is searched for the words of its own queries, and the corpus for its text.
+    A `corpus` in memory is read instead of the file. With `queries`, each relevant document is searched for the words
+    of its own queries, and the corpus for its text.
     """
     check = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
     twins = None if queries is None else Twins(qrels)
@@ -197,7 +260,8 @@ def check_corpus(
         for document_id, grade in qrels[query_id].items() if len(phrase.split()) >= QUOTED_WORDS else ():
             if grade > 0:
                 asked.setdefault(document_id, []).append(query_id)
-    for name, document in stream_documents(path):
+    documents = partial(stream_documents, path) if corpus is None else corpus.items
+    for name, document in documents():
         check.count += 1
         check.missing.discard(name)
         if see is not None:
@@ -213,7 +277,7 @@ def check_corpus(
             check.quoted.update(query_id for query_id in asked[name] if phrases[query_id] in words)
     _refuse_all_empty(path, check.count, len(check.empty))
     if twins is not None:
-        check.twins = (twins.count(qrels, lambda: (name for name, _ in stream_documents(path))),)
+        check.twins = (twins.count(qrels, lambda: (name for name, _ in documents())),)
     return check
 
 

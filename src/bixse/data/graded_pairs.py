@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import datasets
+    import pandas
     from numpy.typing import NDArray
 
     from bixse.data.collection import Collection
@@ -138,16 +139,13 @@ class GradedPairs:
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> GradedPairs:
         """Make pairs from row dictionaries; missing ids are made from the texts."""
         stored = list(rows)
+        if not any("relevance" in row for row in stored):
+            stored = [{**row, "relevance": row.get("label")} for row in stored]
         names = [n for n in SCHEMA.names if n in REQUIRED_COLUMNS or any(row.get(n) is not None for row in stored)]
         schema = pa.schema([SCHEMA.field(name) for name in names])
         blocks = (stored[start : start + ROWS_PER_BLOCK] for start in range(0, len(stored), ROWS_PER_BLOCK))
         columns = ({name: [_value(name, row.get(name)) for row in block] for name in schema.names} for block in blocks)
         return cls.from_arrow(pa.RecordBatch.from_pydict(block, schema) for block in columns)
-
-    @classmethod
-    def from_pandas(cls, frame: Any) -> GradedPairs:
-        """Make pairs from a `pandas.DataFrame` with the columns of `from_arrow`."""
-        return cls.from_arrow(pa.Table.from_pandas(frame, preserve_index=False))
 
     @classmethod
     def from_dataset(cls, dataset: datasets.Dataset | Mapping[str, datasets.Dataset]) -> GradedPairs:
@@ -334,6 +332,13 @@ class GradedPairs:
     def to_arrow(self) -> pa.Table:
         """Return the table with ids, in blocks of rows."""
         return pa.concat_tables(self.blocks()) if len(self) else self.table
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the pairs as a frame with ids."""
+        return self.to_arrow().to_pandas()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} pairs, {len(self.groups())} queries)"
 
     def to_dataset(self) -> datasets.Dataset:
         """Return the pairs for sentence-transformers' trainer: columns query, document, label (the relevance)."""

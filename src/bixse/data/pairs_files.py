@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -105,6 +106,43 @@ def open_pairs(path: str | Path, rows: range | None = None) -> GradedPairs:
     return _load(Path(path), PAIR_COLUMNS, rows)
 
 
+def as_pairs(given: Any, graded: bool = True) -> GradedPairs:
+    """Return pairs of any form: GradedPairs, a `Dataset`, a frame, an Arrow table, dictionaries, a path or several.
+
+    Without `graded`, a relevance is neither needed nor read. Raise InputError for other objects, a missing column, and
+    relevance outside [0, 1].
+
+    Example:
+        >>> as_pairs([{"query": "copy a folder", "document": "shutil.copytree", "label": 0.5}]).relevance.tolist()
+        [0.5]
+    """
+    from datasets import Dataset, DatasetDict
+    from pandas import DataFrame
+
+    several = list(given) if isinstance(given, list | tuple) else []
+    if isinstance(given, str | Path) or (graded and several and all(isinstance(each, str | Path) for each in several)):
+        return load_several(several or [given]) if graded else open_pairs(given)
+    if isinstance(given, GradedPairs):
+        return given
+    if several and all(isinstance(each, Mapping) for each in several):
+        pairs = GradedPairs.from_rows(several if graded else [{**row, "relevance": 0.0} for row in several])
+    elif isinstance(given, DatasetDict) and graded:
+        pairs = GradedPairs.from_dataset(given)
+    elif isinstance(given, pa.Table | DataFrame | Dataset):
+        table = given.with_format("arrow")[:] if isinstance(given, Dataset) else given
+        table = pa.Table.from_pandas(table, preserve_index=False) if isinstance(table, DataFrame) else table
+        if not graded:
+            table = table.drop_columns([*{"relevance"}.intersection(table.column_names)])
+            table = table.append_column("relevance", pa.array(np.zeros(len(table))))
+        pairs = GradedPairs.from_arrow(table)
+    else:
+        raise InputError(
+            f"pairs: got {shorten(given) if several else type(given).__name__}; expected a Dataset, a frame, an Arrow "
+            "table, a list of dictionaries with query and document, or a path; fix: pass the pairs first"
+        )
+    return _checked(pairs, InvalidFileError(Path("pairs")), range(1, len(pairs) + 1))
+
+
 def load_several(paths: Sequence[str | Path]) -> GradedPairs:
     """Read graded pairs from one file, or from several files joined as in `GradedPairs.joined`, named by their files.
 
@@ -146,7 +184,11 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
 
 def _load(path: Path, columns: Sequence[FileColumn], chosen: range | None = None) -> GradedPairs:
     errors, rows = InvalidFileError(path), array("q")
-    pairs = GradedPairs.from_arrow(_batches(path, columns, errors, rows, chosen))
+    return _checked(GradedPairs.from_arrow(_batches(path, columns, errors, rows, chosen)), errors, rows)
+
+
+def _checked(pairs: GradedPairs, errors: InvalidFileError, rows: Sequence[int]) -> GradedPairs:
+    """Return pairs with each pair once; raise the errors, and refuse an id of two texts and a pair of two grades."""
     named: dict[Kind, Column] = {"query": pairs.query_ids, "document": pairs.document_ids}
     for kind, ids in named.items():
         for row, before in pairs.other_texts(kind):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bixse.errors import ConfigError, InputError, did_you_mean, shorten
-from bixse.files.files import read_text
+from bixse.files.files import json_hash, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,7 +125,7 @@ class Instructions(BaseModel):
 
     def content_hash(self) -> str:
         """Return the SHA-256 of the table, independent of the layout of its file."""
-        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
+        return json_hash(self.model_dump())
 
 
 def load_instructions(source: str | Path) -> Instructions:

@@ -21,6 +21,7 @@ from bixse.encoders.loading.backbones import BidirectionalTransformer
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import InputError, ModelError, shorten
 from bixse.files.files import drop_hashes, is_unicode, storage_errors, write_atomically, write_hashes
+from bixse.relevance import best_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,8 +96,20 @@ class RelevanceModel(SentenceTransformer):
                 f"dimensions{f' (it has one for {other})' if other else ''}; expected one trained or calibrated by "
                 "bixse; fix: run `bixse calibrate MODEL --pairs FILE`, with --dimensions if embeddings are cut"
             )
+        return self.head.probability(self._cosines(query, documents))
+
+    def _cosines(self, query: str, documents: Sequence[str]) -> NDArray[np.float64]:
         queries = encode_texts(self, [query], "query")
-        return self.head.probability((queries @ encode_texts(self, documents, "document").T)[0].astype(np.float64))
+        cosines: NDArray[np.float64] = (queries @ encode_texts(self, documents, "document").T)[0].astype(np.float64)
+        return cosines
+
+    def rank(
+        self, query: str, documents: Sequence[str], top_k: int | None = None, return_documents: bool = False
+    ) -> list[dict[str, Any]]:
+        """Rank documents as `CrossEncoder.rank` does; scores are probabilities, or cosines without a head."""
+        check_texts(query, documents)
+        scores = self._cosines(query, documents) if self.head is None else self.relevance(query, documents)
+        return best_first(scores.tolist(), documents, top_k, return_documents)
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Preprocess as sentence-transformers does; raises InputError for numbers."""

@@ -17,6 +17,7 @@ from bixse.encoders.loading.precision import autocast
 from bixse.encoders.relevance_model import check_texts
 from bixse.errors import ModelError, NotFiniteError
 from bixse.files.files import drop_hashes, storage_errors, usual_modes
+from bixse.relevance import best_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,6 +130,15 @@ class EmbeddingScorer(Scorer):
                 part = rows[start : start + PAIRS_AT_ONCE]
                 sides = [queries[query] for query, _ in part], [documents[document] for _, document in part]
                 yield part, model.similarity_pairwise(*sides).float().cpu().numpy()
+
+    def rank(
+        self, query: str, documents: Sequence[str], top_k: int | None = None, return_documents: bool = False
+    ) -> list[dict[str, Any]]:
+        """Rank documents as `CrossEncoder.rank` does; scores are probabilities of relevance, or those of the model."""
+        check_texts(query, documents)
+        scores = self.logits([query] * len(documents), documents)
+        scores = scores if self.head is None else self.head.probability(scores)
+        return best_first(scores.tolist(), documents, top_k, return_documents)
 
     def _embed(self, encode: Callable[..., Any], texts: list[str]) -> dict[str, Tensor]:
         with autocast(self.device):

@@ -4,45 +4,56 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+from sentence_transformers import SentenceTransformer
 
 from bixse.data.joined import QueryCounts, unanswered, warn_of, without_relevant
 from bixse.data.run import open_run
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import model_path_settings
-from bixse.errors import InputError
-from bixse.evaluation.metrics import METRICS, evaluate_run, mean
+from bixse.errors import InputError, first_fault
+from bixse.evaluation.metrics import METRICS, PerQuery, evaluate_run, ir_name, mean
 from bixse.evaluation.systems import RUN_NAME, open_system
 from bixse.evaluation.tasks import Task, collection_task
-from bixse.files.files import write_atomically
+from bixse.files.files import read_text, write_atomically
+from bixse.relevance import Ranking  # noqa: TC001 (pydantic reads it)
+from bixse.report.table import Table
 from bixse.search.exact import DEPTH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Sequence
 
-    from sentence_transformers import SentenceTransformer
+    import pandas
 
     from bixse.data.run import Run
-    from bixse.evaluation.metrics import PerQuery
-    from bixse.evaluation.systems import System
-    from bixse.evaluation.tasks import QuerySet
+    from bixse.evaluation.systems import System, SystemSource
+    from bixse.evaluation.tasks import CollectionSource, QuerySet
     from bixse.progress import ProgressBars
-    from bixse.relevance import Ranking
+    from bixse.report.table import Cell
 
 PER_QUERY_NAME = "per_query.json"
 PARTIAL_NAME = "best_so_far.json"
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The figures of one system on one query set."""
+class Evaluation(Mapping[str, float], Table):
+    """The figures of one system on one query set: a mapping of ir_measures' names to means, printed as a table.
+
+    Example:
+        >>> evaluation = Evaluation("toy", {"ndcg@10": 0.75}, {"ndcg@10": {"q1": 1.0, "q2": 0.5}}, {}, 0.0)
+        >>> evaluation["nDCG@10"], evaluation.per_query.loc["q2", "nDCG@10"].item()
+        (0.75, 0.5)
+    """
 
     task: str
     metrics: Mapping[str, float]
-    per_query: PerQuery
-    """Values per query; empty if a task of mteb's suites is not retrieval."""
+    by_query: PerQuery = field(repr=False)
+    """Metric -> query id -> value; empty if a task of mteb's suites is not retrieval."""
     run: Ranking = field(repr=False)
     """Ranking per query; empty in the results of a suite, whose runs are on disk."""
     seconds: float
@@ -54,22 +65,60 @@ class Evaluation:
     """Name of a group; the query sets of a group count as one in the mean of a suite."""
     queries: QueryCounts = field(default_factory=QueryCounts)
     """The number of queries that the means count, and of queries that they leave out."""
+    system: str = ""
+    """Name of the system."""
+
+    def __getitem__(self, metric: str) -> float:
+        return {**self.metrics, **{ir_name(name): value for name, value in self.metrics.items()}}[metric]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(ir_name, self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+        return ["metric", self.system or "mean"], [list(row) for row in self.items()]
+
+    @property
+    def per_query(self) -> pandas.DataFrame:
+        """The values as a frame: one row per query, one column per metric."""
+        import pandas
+
+        return pandas.DataFrame({ir_name(name): values for name, values in self.by_query.items()}).rename_axis("query")
+
+    def save(self, path: str | Path) -> None:
+        """Write the evaluation as JSON, values per query and the ranking included."""
+        write_atomically(Path(path), TypeAdapter(Evaluation).dump_json(self, indent=1).decode() + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Evaluation:
+        """Read a file of `save`; raise InputError for any other file."""
+        try:
+            return TypeAdapter(Evaluation).validate_json(read_text(Path(path)))
+        except ValueError as error:
+            raise InputError(
+                f"{path}: got no evaluation ({first_fault(error)}); expected a file of Evaluation.save; fix: evaluate "
+                "again, and save the result"
+            ) from error
 
 
 def evaluate(
-    system: str | Path | SentenceTransformer | System,
-    task: str | Path | Task,
+    system: SystemSource,
+    task: CollectionSource | Task,
     out: str | Path | None = None,
     progress: ProgressBars | None = None,
 ) -> Evaluation:
     """Search a collection with a model and score the answers against its graded judgements.
 
     Args:
-        system: model folder, hub name, "demo", "bm25", a loaded model, or an `EncoderSystem(...)` with options.
-        task: a collection folder, whose split "test" is read, or a task such as
-            `collection_task("my-collection", "dev", min_relevant_grade=2)`.
+        system: model folder, hub name, "demo", "bm25", a loaded model, a run {query: {document: score}}, or an
+            `EncoderSystem(...)` with options.
+        task: a collection folder, whose split "test" is read, three dictionaries (queries, corpus, qrels), or a task
+            such as `collection_task("my-collection", "dev", min_relevant_grade=2)`.
         out: folder for run.json, run.trec and per_query.json. The same call reads finished results from it, and
-            continues an interrupted search of the corpus. None writes nothing.
+            continues an interrupted search of the corpus. None writes nothing, not even embeddings of objects into
+            the cache.
         progress: makes a progress callback from a title and a total.
 
     Raises:
@@ -78,16 +127,17 @@ def evaluate(
         StorageError: `out` cannot be written.
 
     Example:
-        Compare a trained model with BM25::
-
-            evaluate("runs/quickstart/bixse/model", "runs/quickstart/collection").metrics
-            evaluate("bm25", "runs/quickstart/collection").metrics
+        >>> corpus = {"d1": "shutil.copytree: copy a tree", "d2": {"title": "os", "text": "remove a file"}}
+        >>> evaluate("bm25", ({"q1": "copy a tree"}, corpus, {"q1": {"d1": 3}}))["nDCG@10"]
+        1.0
     """
+    objects = out is None and (not isinstance(task, str | Path | Task) or isinstance(system, SentenceTransformer))
+    opened = open_system(system, cache="none" if objects else None)
     task = task if isinstance(task, Task) else collection_task(task)
     if len(task.query_sets) > 1:
         names = ", ".join(query_set.name for query_set in task.query_sets)
         raise InputError(f"task {task.name}: got the query sets {names}; expected one; fix: call evaluate_query_sets")
-    return evaluate_query_sets(open_system(system), task, None if out is None else Path(out), progress)[task.name]
+    return evaluate_query_sets(opened, task, None if out is None else Path(out), progress)[task.name]
 
 
 def evaluate_query_sets(
@@ -117,7 +167,7 @@ def evaluate_query_sets(
         results[query_set.name] = Evaluation(
             query_set.name, mean(per_query), per_query, run, seconds, reused,
             (*task.joined, *task.warnings, *searched, *doubts, *notes), system.precision,
-            query_set.group or query_set.name, QueryCounts(silent.total, left_out.count, silent.count),
+            query_set.group or query_set.name, QueryCounts(silent.total, left_out.count, silent.count), system.label,
         )  # fmt: skip
     if record is not None:
         files = [_folder(record, task, query_set) / PER_QUERY_NAME for query_set in task.query_sets]
@@ -163,7 +213,7 @@ def _write(record: Run, system: System, task: Task, results: Mapping[str, Evalua
             write_run(folder / RUN_NAME, run, tag="-".join(Path(system.label).name.split()) or "model")
         else:
             write_atomically(folder / RUN_NAME, "")  # write_run refuses a run without documents
-        write_atomically(folder / PER_QUERY_NAME, json.dumps(results[query_set.name].per_query, indent=1) + "\n")
+        write_atomically(folder / PER_QUERY_NAME, json.dumps(results[query_set.name].by_query, indent=1) + "\n")
     metrics = {name: evaluation.metrics for name, evaluation in results.items()}
     record.results = {"metrics": metrics if len(metrics) > 1 else next(iter(metrics.values())), "seconds": seconds}
     if system.notes:

@@ -99,4 +99,4 @@ def gate(evaluation: Evaluation, baseline: Mapping[str, float], name: str, by: f
 
     Raises InputError for other queries.
     """
-    return GateResult(name, paired_difference(evaluation.per_query[PRIMARY_METRIC], baseline), by)
+    return GateResult(name, paired_difference(evaluation.by_query[PRIMARY_METRIC], baseline), by)

@@ -31,6 +31,20 @@ PRIMARY_METRIC = "ndcg@10"
 METRICS = (PRIMARY_METRIC, "recall@100", "mrr@10", "map@100")
 """The main metric of BEIR, its recall, the metric of MS MARCO, and that of TREC."""
 
+IR_NAMES = {"ndcg": "nDCG", "recall": "R", "precision": "P", "mrr": "RR", "map": "AP"}
+"""Metric -> its name in ir_measures."""
+
+
+def ir_name(metric: str) -> str:
+    """Return the name of a metric in ir_measures.
+
+    Example:
+        >>> ir_name("ndcg@10"), ir_name("recall@100")
+        ('nDCG@10', 'R@100')
+    """
+    name, at, cutoff = metric.partition("@")
+    return IR_NAMES.get(name, name) + at + cutoff
+
 
 @dataclass(frozen=True)
 class _Judged:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import combinations, compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 
 from bixse.data.joined import Unjoined, check_joined, doubt_ranks, unanswered
 from bixse.data.trec import ranked, read_run
@@ -20,22 +22,22 @@ from bixse.encoders.encode import embeddings_key, encode_and_count
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path, model_hashes
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.errors import InputError
+from bixse.errors import InputError, shorten
 from bixse.extensions import extension
-from bixse.files.files import file_hash, read_text, write_atomically
+from bixse.files.files import file_hash, json_hash, read_text, write_atomically
 from bixse.search.bm25 import BM25, BM25_NAME
 from bixse.search.exact import TopK, search_device
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
-    from sentence_transformers import SentenceTransformer
 
     from bixse.evaluation.tasks import QuerySet, Task
     from bixse.relevance import Ranking
 
+SystemSource: TypeAlias = "str | Path | SentenceTransformer | Ranking | System"
 DOCUMENTS_PER_BLOCK = 16_384
 """Number of documents encoded per block; at 1,024 dimensions their embeddings take 67 MB."""
 SAVE_SECONDS = 60.0
@@ -365,20 +367,22 @@ class Bm25System(System):
 
 
 class RunFileSystem(System):
-    """An existing ranking from a TREC run file; nothing is searched."""
+    """An existing ranking from a TREC run file, or query id -> document id -> score; nothing is searched."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.label, self.path = str(path), Path(path)
+    def __init__(self, run: str | Path | Ranking) -> None:
+        self.held = None if isinstance(run, str | Path) else run
+        self.label = str(run) if self.held is None else "run"
+        self.path = Path(self.label)
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        return {"run": file_hash(self.path)}
+        return {"run": file_hash(self.path) if self.held is None else json_hash(self.held)}
 
     @cached_property
     def _read(self) -> tuple[Ranking, list[str]]:
         """The run, and its queries whose ranks contradict their scores."""
         contradicted: list[str] = []
-        return read_run(self.path, contradicted), contradicted
+        return self.held or read_run(self.path, contradicted), contradicted
 
     def check_answers(self, task: Task, refuse: bool) -> list[str]:
         """Join the run with the queries, judgements and documents of a task."""
@@ -429,13 +433,20 @@ class RunFileSystem(System):
         vars(self).pop("_read", None)
 
 
-def open_system(model: str | Path | SentenceTransformer | System, exact: bool = False, **options: Any) -> System:
-    """Return a system by its user-given name, or a loaded model as a system.
+def open_system(model: SystemSource, exact: bool = False, **options: Any) -> System:
+    """Return a system by its user-given name, or a loaded model or a run in memory as a system.
 
-    `exact` is an argument of an index, `options` are those of `EncoderSystem`.
+    `exact` is an argument of an index, `options` are those of `EncoderSystem`. Raise InputError for other objects.
     """
     if isinstance(model, System):
         return model
+    if isinstance(model, Mapping) and model and all(isinstance(scores, Mapping) for scores in model.values()):
+        return RunFileSystem(model)
+    if not isinstance(model, str | Path | SentenceTransformer):
+        raise InputError(
+            f"system: got {shorten(model if isinstance(model, dict) else type(model).__name__)}; expected a model "
+            "(name, folder, SentenceTransformer), bm25, a run {query: {document: score}} or a System; fix: pass one"
+        )
     if isinstance(model, (str, Path)):
         indexed: System | None = extension("index")(model, options.get("task"), exact)
         if indexed is not None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from bixse.data.collection import (
-    CorpusCheck,
+    Collection,
     check_corpus,
     check_qrels,
     files_of_split,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bixse.data.collection import MissingDocuments
     from bixse.relevance import Qrels
 
+CollectionSource: TypeAlias = "str | Path | Collection | tuple[Mapping[str, str], Mapping[str, Any], Qrels]"
 QUERIES = 256
 PASSAGES = 131_072
 """Number of queries and maximum number of passages in a cut task."""
@@ -86,16 +87,17 @@ class Task:
 
 
 def collection_task(
-    folder: str | Path,
+    collection: CollectionSource,
     split: str = "test",
     exclude_self: bool = False,
     min_relevant_grade: float = MIN_RELEVANT_GRADE,
     missing_documents: MissingDocuments = "refuse",
 ) -> Task:
-    """Return the judged queries of a split of a collection folder; the corpus is checked now and streamed later.
+    """Return the judged queries of a split of a collection; the corpus of a folder is checked now and streamed later.
 
     Args:
-        folder: holds `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`.
+        collection: a folder with `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`, a `Collection`, or three
+            dictionaries (queries, corpus, qrels).
         split: qrels file to score against.
         exclude_self: leave the document with the query's id out of its answers (ArguAna, Quora).
         min_relevant_grade: grade from which a document counts as relevant for recall, MRR and MAP, above 0.
@@ -104,31 +106,48 @@ def collection_task(
     Raises:
         InputError: a file is missing, there is nothing to score, or a value is out of range.
         InvalidFileError: every invalid row of a file together.
+
+    Example:
+        >>> collection_task(({"q1": "copy"}, {"d1": "shutil.copy"}, {"q1": {"d1": 2}}), min_relevant_grade=2).count
+        1
     """
-    folder = Path(folder)
     check_min_relevant_grade(min_relevant_grade)
-    task, corpus = _judged_corpus(folder, judgements_of(folder, split), missing_documents == "drop")
-    (judged,) = task.query_sets
-    notes = warn_of_collection(corpus, judged.queries, judged.qrels, min_relevant_grade, exclude_self)
-    return replace(
-        task,
+    if isinstance(collection, str | Path):
+        folder = Path(collection)
+        held, name, judgements = None, folder.resolve().name, judgements_of(folder, split)
+        texts, qrels = read_queries(folder / "queries.jsonl"), read_qrels(judgements)
+        inputs = hash_files(files_of_split(folder, split))
+    else:
+        held = Collection.of(collection, split)
+        if split not in held.qrels:
+            raise InputError(
+                f"collection {held.name!r}: got split {split!r}; expected one of {', '.join(held.qrels)}; fix: "
+                "collection_task(collection, split)"
+            )
+        name, folder, judgements = held.name, Path(), Path("qrels")
+        texts, qrels = dict(held.queries), {name: dict(row) for name, row in held.qrels[split].items()}
+        inputs = {"collection": held.hash}
+    file = folder / "corpus.jsonl"
+    corpus = check_corpus(file, qrels, queries=texts, corpus=None if held is None else held.corpus)
+    judged, joined = check_qrels(judgements, qrels, texts, corpus.missing, missing_documents == "drop")
+    joined += warn_of(judgements, *corpus.twins)
+    queries = {query_id: texts[query_id] for query_id in judged}
+    return Task(
+        name,
+        lambda: ((name, each.content) for name, each in (held.corpus.items() if held else stream_documents(file))),
+        corpus.count,
+        (QuerySet(name, queries, judged),),
         exclude_self=exclude_self,
         min_relevant_grade=min_relevant_grade,
-        inputs=hash_files(files_of_split(folder, split)),
-        settings={"collection": folder, "split": split, "missing_documents": missing_documents},
-        warnings=tuple(notes),
+        inputs=inputs,
+        settings={
+            "collection": folder,
+            "split": split,
+            "missing_documents": missing_documents,
+        },
+        warnings=tuple(warn_of_collection(corpus, queries, judged, min_relevant_grade, exclude_self)),
+        joined=tuple(joined),
     )
-
-
-def _judged_corpus(folder: Path, judgements: Path, drop: bool) -> tuple[Task, CorpusCheck]:
-    corpus_file, name = folder / "corpus.jsonl", folder.resolve().name
-    texts, qrels = read_queries(folder / "queries.jsonl"), read_qrels(judgements)
-    corpus = check_corpus(corpus_file, qrels, queries=texts)
-    judged, joined = check_qrels(judgements, qrels, texts, corpus.missing, drop)
-    joined += warn_of(judgements, *corpus.twins)
-    query_set = QuerySet(name, {query_id: texts[query_id] for query_id in judged}, judged)
-    documents = lambda: ((name, document.content) for name, document in stream_documents(corpus_file))  # noqa: E731
-    return Task(name, documents, corpus.count, (query_set,), joined=tuple(joined)), corpus
 
 
 class Cut(NamedTuple):

@@ -286,6 +286,15 @@ def move_into(part: Path, target: Path) -> None:
     part.replace(target)
 
 
+def json_hash(content: object) -> str:
+    """Return the SHA-256 of plain data as JSON with sorted keys, in hexadecimal."""
+
+    def plain(value: Any) -> Any:
+        return value.item() if hasattr(value, "item") else dict(value)  # NumPy's numbers, other mappings
+
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=plain).encode()).hexdigest()
+
+
 def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
     """Return the SHA-256 of a file in hexadecimal; `step` is called with the number of bytes per read.
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.pairs_files import load_pairs, parquet_pairs
+from bixse.data.graded_pairs import Pair
+from bixse.data.pairs_files import as_pairs, load_graded_pairs, load_pairs, parquet_pairs
 from bixse.data.run import RUN_FILE, Run, open_run, read_record
 from bixse.errors import BixseError, IncompleteError, InputError, InterruptedRunError
-from bixse.files.files import file_hash, read_text, write_atomically
+from bixse.files.files import file_hash, json_hash, read_text, write_atomically
 from bixse.judging.ask import Asking, keyed
-from bixse.judging.judge import Answer, Judge, Question, Usage, stored_identity
+from bixse.judging.judge import Answer, AnyJudge, Question, Usage, stored_identity
 from bixse.judging.judgements import GradeSummary, JudgedPair, judged, save_judgements
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segments import check_folder, make_folder
 from bixse.judging.ledgers.writers import seal_left
+from bixse.judging.open_judge import GradeConfig, Judge
 from bixse.judging.spending import LEDGER_NAME, OverBudgetError, Spending
 from bixse.progress import duration
 from bixse.scale.engine import Engine, Job
@@ -29,9 +31,8 @@ from bixse.scale.engine import Engine, Job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from bixse.data.graded_pairs import Pair
+    from bixse.data.graded_pairs import GradedPairs
     from bixse.judging.grade_settings import Prices
-    from bixse.judging.open_judge import GradeConfig
     from bixse.progress import Step
 
 
@@ -114,7 +115,7 @@ class Estimate:
 class Worker:
     """The worker state of a process that grades shards."""
 
-    judge: Judge
+    judge: AnyJudge
     spending: Spending
     step: Step | None = None
     summaries: dict[int, GradeSummary] = field(default_factory=dict)
@@ -195,7 +196,7 @@ class GradeShards(Job[int, GradeSummary]):
 
     def fingerprint(self) -> str:
         known = [self.identity, self.config.recorded(), [self.content, self.total, self.number]]
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        return json_hash(known)
 
     def _write(self, shard: int, judgements: Sequence[JudgedPair], summary: GradeSummary) -> None:
         """Write all judgements, and graded pairs if there are any; of several shards the summary too."""
@@ -213,9 +214,87 @@ class GradeShards(Job[int, GradeSummary]):
         return (end - first) * self.config.questions_per_pair
 
 
+class BudgetReached(BixseError):  # noqa: N818 (the end of a budget is no error of the judge)
+    """The limit of dollars was reached; `graded` holds the pairs that have a grade.
+
+    Example:
+        ::
+
+            try:
+                grades = grade(pairs, judge, ledger="answers", max_usd=5.0)
+            except BudgetReached as error:
+                grades = error.graded
+    """
+
+    def __init__(self, message: str, graded: GradedPairs | None) -> None:
+        super().__init__(message)
+        self.graded = graded
+
+
 def grade(
+    pairs: Any,
+    judge: Judge | str | Callable[[str, str], Any],
+    ledger: str | Path | None = None,
+    max_usd: float | None = None,
+    out: str | Path | None = None,
+    progress: Callable[[str, int], Step] | None = None,
+) -> GradedPairs:
+    """Grade pairs with a judge: the expected grade of each pair becomes its relevance in [0, 1].
+
+    Args:
+        pairs: a `Dataset`, a frame, an Arrow table, a list of dictionaries (query, document), or a path.
+        judge: a `Judge`, or what one is made from. It stays open.
+        ledger: folder that keeps the answers: no question is asked twice.
+        max_usd: limit on what all calls with the ledger cost; needs prices.
+        out: folder for the files of `bixse grade`; None leaves no file.
+        progress: makes a progress callback from a title and a total.
+
+    Raises:
+        InputError: unusable pairs or judge, or no pair with a grade.
+        BudgetReached: `max_usd` is spent; the error holds what was graded.
+        InterruptedRunError: Ctrl-C; `graded` of the error holds what was graded.
+
+    Example:
+        >>> from bixse.judging.open_judge import Judge
+        >>> judge = Judge(lambda query, document: 3 if query.split()[-1] in document else 0, scale=(0, 3), name="word")
+        >>> grade([{"query": "copy a folder", "document": "shutil: copy a folder"}], judge).relevance.tolist()
+        [1.0]
+    """
+    judge = judge if isinstance(judge, Judge) else Judge(judge)
+    if judge.function is not None and not judge.name and (ledger or out):
+        raise InputError("judge: got a function without a name; expected one, under which answers are kept; fix: "
+                         "Judge(function, name='mine-1')")  # fmt: skip
+    rows = as_pairs(pairs, graded=False).rows()
+    asked = [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in rows]
+    settings = {"ledger": ledger, "prices": {**judge.settings["prices"], "max_usd": max_usd}}
+    config = GradeConfig.load(overrides={**judge.settings, **settings})
+    with TemporaryDirectory(prefix="bixse-grade-") if out is None else nullcontext(str(out)) as folder:
+
+        def graded() -> GradedPairs | None:
+            file = Path(folder) / PAIRS_NAME
+            return load_graded_pairs(file) if file.exists() else None
+
+        try:
+            result = grade_into(config, judge.open(), folder, asked, progress)
+        except InterruptedRunError as error:
+            error.graded = graded()  # type: ignore[attr-defined]
+            raise
+        table = graded()
+    if result.summary.stopped is not None:
+        raise BudgetReached(f"grade: {result.summary.stopped}; the pairs graded so far are in `graded`", table)
+    if table is None:
+        raise InputError(
+            f"judge {judge.open().name}: got no grade for any pair ({result.summary.statuses}); expected some; fix: "
+            "ask about one pair, and read the reason: judge(query, document)"
+        )
+    for line in result.summary.warnings(judge.open().name, config.prices):
+        log.warning("%s", line)
+    return table
+
+
+def grade_into(
     config: GradeConfig,
-    judge: Judge,
+    judge: AnyJudge,
     out: str | Path,
     pairs: Sequence[Pair] | None = None,
     progress: Callable[[str, int], Step] | None = None,
@@ -299,7 +378,7 @@ NO_PAIRS = "--pairs: got none; expected at least one, with query and document; f
 
 
 def read_pairs(config: GradeConfig) -> Sequence[Pair] | None:
-    """Return the pairs for `grade`, or None for shards, which read their own: checked before a judge costs money."""
+    """Return the pairs to grade, or None for shards, which read their own: checked before a judge costs money."""
     config.engine.chosen_engine()  # refuses processes of a launcher that would all do the same work
     if config.pairs is None:
         return None
@@ -321,7 +400,7 @@ def charge(judge: Any, ledger: Path, prices: Prices) -> Spending:
 
 
 def open_grading(
-    config: GradeConfig, judge: Judge, out: str | Path, pairs: Sequence[Pair] | None
+    config: GradeConfig, judge: AnyJudge, out: str | Path, pairs: Sequence[Pair] | None
 ) -> tuple[GradeShards, Run]:
     """Return the job of a run of grading, and its record, new or resumed; write nothing."""
     folder, source, in_shards = Path(out).absolute(), config.pairs, config.engine.in_shards
@@ -370,8 +449,8 @@ def ledger_of(folder: Path, results: Mapping[str, Any]) -> Path:
     return inside if inside.exists() and not recorded.exists() else recorded
 
 
-def estimate(config: GradeConfig, judge: Judge, out: str | Path, pairs: Sequence[Pair] | None = None) -> Estimate:
-    """Count the questions left; ask and write nothing. Arguments and errors are as in `grade`.
+def estimate(config: GradeConfig, judge: AnyJudge, out: str | Path, pairs: Sequence[Pair] | None = None) -> Estimate:
+    """Count the questions left; ask and write nothing. Arguments and errors are as in `grade_into`.
 
     Tokens and time follow from the answers in the ledger: grade a hundred pairs first (`max_pairs`).
     """
@@ -410,7 +489,7 @@ def _known(path: Path, keys: Iterable[str]) -> dict[str, Answer]:
 
 
 def _prompt_tokens(
-    left: Sequence[Question], questions: Mapping[str, Question], answers: Mapping[str, Answer], judge: Judge
+    left: Sequence[Question], questions: Mapping[str, Question], answers: Mapping[str, Answer], judge: AnyJudge
 ) -> tuple[int, str]:
     length = sum(question.characters for question in left)
     sample = left[:: max(1, len(left) // COUNTED)][:COUNTED]

@@ -7,7 +7,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,12 +37,13 @@ CompletionStatus = Literal["written", "filtered", "truncated", "too-long", "fail
 """The end of a text: complete, stopped by a content filter, cut by the length limit, not asked since the prompt does
 not fit, or missing after all tries."""
 
-Mode = Literal["token-ids", "top-logprobs", "constrained", "sample", "verbal", "score", "replay"]
+Mode = Literal["token-ids", "top-logprobs", "constrained", "sample", "verbal", "score", "replay", "function"]
 """The source of a grade, recorded per row.
 
 token-ids: probabilities of exactly the option tokens; top-logprobs: the most probable tokens, the rest bounded;
 constrained: top tokens while decoding may only emit an option; sample: share of each option in n samples; verbal: the
-written grade (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement.
+written grade (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement;
+function: the number that a function of the user returned.
 """
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtype of a local judge's weights; "auto" follows the precision of the process."""
@@ -182,6 +183,19 @@ class Answer(Stored):
         return min(1.0, sum(self.probabilities))
 
 
+class Grade(NamedTuple):
+    """A judge's grade of one pair."""
+
+    value: float | None
+    """Grade on the judge's scale; None without a grade, and `reason` says why."""
+    relevance: float | None
+    """The grade in [0, 1]."""
+    probabilities: Sequence[float] | None
+    """Probability of each grade of the rubric; None for judges that give one number."""
+    reason: str
+    """The judge's text, or the reason for a missing grade."""
+
+
 @dataclass(frozen=True)
 class Completion(Stored):
     """A text of a model, or the status that says why there is none."""
@@ -238,7 +252,7 @@ def _parts(name: str) -> tuple[str, str, str]:
     return bare[: match.start()] if match else bare, release.replace("latest", ""), tag.replace("latest", "")
 
 
-class Judge(Protocol):
+class AnyJudge(Protocol):
     """A source of grades: a server, a local model, a cross-encoder, or existing judgements.
 
     `answers` may take questions ahead and give answers in any order. Each question is answered once, with a grade or a

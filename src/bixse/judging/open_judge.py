@@ -11,19 +11,24 @@ from pydantic import Field
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import JudgeOptions, NamedRubric, Prices
-from bixse.judging.judge import Question
+from bixse.judging.judge import Grade, Question
+from bixse.judging.judges.function_judge import FunctionJudge
 from bixse.judging.rubrics import Rubric, load_rubric
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
 from bixse.scale.engine import EngineSettings
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
     from bixse.data.graded_pairs import Pair
-    from bixse.judging.judge import Judge
+    from bixse.judging.judge import AnyJudge
     from bixse.judging.spending import Spending
 
 CROSS_ENCODER = "cross-encoder:"
 REPLAY = "replay:"
+FUNCTION = "function:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
 BM25, JUDGED = "bm25", "judged"
 """Values of `candidates`: the documents that BM25 finds, or the judged documents."""
@@ -39,9 +44,9 @@ class JudgeSettings(JudgeOptions):
 
     @property
     def reads_rubric(self) -> bool:
-        return not self.name.startswith((CROSS_ENCODER, REPLAY))
+        return not self.name.startswith((CROSS_ENCODER, REPLAY, FUNCTION))
 
-    def open(self, rubric: Rubric, spending: Spending | None = None) -> Judge:
+    def open(self, rubric: Rubric, spending: Spending | None = None) -> AnyJudge:
         """Open the judge; raise InputError for a name that cannot be one. A server's requests go into `spending`."""
         name = self.name
         if name.startswith(("http://", "https://")):
@@ -69,6 +74,79 @@ class JudgeSettings(JudgeOptions):
         from bixse.judging.judges.local_judge import LocalJudge
 
         return LocalJudge(name, rubric)
+
+
+class Judge:
+    """A judge to hold, call and grade with: a server, a local model, a cross-encoder, existing grades or a function.
+
+    Args:
+        source: address of an OpenAI-compatible server, a local model, cross-encoder:NAME, replay:qrels:FILE, or a
+            function of query and document that returns a number.
+        scale: lowest and highest grade, of a function (default: 0 to 1) or of existing grades.
+        name: name of a function; answers are kept under it.
+        rubric: name or file of a rubric.
+        prices: US dollars per million prompt and completion tokens.
+        options: settings of requests, such as `model` and `concurrency`, as in `bixse grade`.
+
+    Raises:
+        InputError: a source that cannot be a judge, or an unknown setting.
+
+    Example:
+        >>> judge = Judge(lambda query, document: 3 if query.split()[-1] in document else 0, scale=(0, 3), name="word")
+        >>> judge("copy a folder", "shutil.copytree: copy a folder").relevance
+        1.0
+    """
+
+    def __init__(
+        self,
+        source: str | Path | Callable[[str, str], Any],
+        scale: tuple[float, float] | None = None,
+        name: str = "",
+        rubric: Any = DEFAULT_RUBRIC,
+        prices: tuple[float, ...] | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(source, str | Path) and not callable(source):
+            raise InputError(
+                f"judge: got {type(source).__name__}; expected an address, a model, or a function of query and "
+                "document; fix: Judge('http://localhost:8000/v1')"
+            )
+        self.name, self.function = name, source if callable(source) else None
+        self._opened: AnyJudge | None = None
+        known = {"name": f"{FUNCTION}{name}" if callable(source) else str(source), "scale": scale, **options}
+        self.settings: dict[str, Any] = {"judge": known, "rubric": rubric, "prices": {"per_million": prices}}
+        self.config = JudgeConfig.load(overrides=self.settings)
+
+    def open(self, spending: Spending | None = None) -> AnyJudge:
+        """Return the judge that answers questions, opened on first use."""
+        if self._opened is None and self.function is not None:
+            scale = GradeScale(*(self.config.judge.scale or (0.0, 1.0)))
+            self._opened = FunctionJudge(self.function, scale, self.name or "function")
+        elif self._opened is None:
+            self._opened = self.config.open(spending)
+        return self._opened
+
+    def __call__(self, query: str, document: str) -> Grade:
+        """Grade one pair; nothing is kept."""
+        from bixse.data.graded_pairs import Pair
+        from bixse.judging.judgements import judged
+
+        judge, pair = self.open(), Pair("query", query, "document", document)
+        answers = [answer for _, answer in judge.answers(iter(self.config.questions(pair)))]
+        row = judged(pair, answers, judge.scale, self.config.prices).row
+        return Grade(row["grade"], row["relevance"], row["grade_probs"], row["text"] or row["detail"])
+
+    def close(self) -> None:
+        """Close the connection or free the model."""
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class JudgeConfig(Settings):
@@ -105,7 +183,7 @@ class JudgeConfig(Settings):
             for variant in self.asked_rubric.variants
         ]
 
-    def open(self, spending: Spending | None = None) -> Judge:
+    def open(self, spending: Spending | None = None) -> AnyJudge:
         return self.judge.open(self.rubric or load_rubric(DEFAULT_RUBRIC), spending)
 
 

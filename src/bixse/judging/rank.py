@@ -14,8 +14,8 @@ from bixse.errors import IncompleteError
 from bixse.evaluation.systems import Bm25System, RunFileSystem, System
 from bixse.files.files import read_text
 from bixse.files.parquet import read_table
-from bixse.judging.grade import JUDGEMENTS_NAME, grade
-from bixse.judging.judge import Judge, stored_identity
+from bixse.judging.grade import JUDGEMENTS_NAME, grade_into
+from bixse.judging.judge import AnyJudge, stored_identity
 from bixse.judging.judgements import GradeSummary
 from bixse.judging.open_judge import BM25, JUDGED, GradeConfig, RankConfig
 
@@ -38,7 +38,7 @@ class JudgeSystem(System):
     """
 
     def __init__(
-        self, config: RankConfig, judge: Judge, out: Path, progress: Callable[[str, int], Step] | None = None
+        self, config: RankConfig, judge: AnyJudge, out: Path, progress: Callable[[str, int], Step] | None = None
     ) -> None:
         self.label, self.config, self.judge, self.progress = judge.name, config, judge, progress
         self.folder = out / GRADES
@@ -79,7 +79,7 @@ class JudgeSystem(System):
             for query_id, answers in candidates.items()
             for document_id in ranked(answers)[: self.config.depth]
         ]
-        summary = grade(self._grading, self.judge, self.folder, pairs, self.progress).summary
+        summary = grade_into(self._grading, self.judge, self.folder, pairs, self.progress).summary
         if summary.not_asked:  # a budget ended before the last candidate
             raise IncompleteError(
                 f"{self.folder}: got {summary.not_asked} of {len(pairs)} candidates not graded ({summary.stopped}); "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -16,7 +15,7 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bixse.errors import ConfigError, InputError, did_you_mean, shorten
-from bixse.files.files import read_text
+from bixse.files.files import json_hash, read_text
 from bixse.relevance import GradeScale
 
 _FIELDS = re.compile(r"\{(query|document)\}")
@@ -116,7 +115,7 @@ class Rubric(BaseModel):
         """SHA-256 of all prompts, labels and values; a changed word changes it."""
         asked = self.model_dump(mode="json", exclude={"name", "summary", "source", "meanings"})
         asked["orders"] = asked.pop("variants")  # hashes of the first version have this name, and must stay equal
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode("utf-8")).hexdigest()
+        return json_hash(asked)
 
 
 def load_rubric(name: str | Path) -> Rubric:

@@ -61,7 +61,7 @@ class Comparer:
         """Test the difference of two systems over queries, of each metric or on guard."""
         evaluations, comparisons = (self.guard, self.guarded) if on_guard else (self.test, self.comparisons)
         for metric in (PRIMARY_METRIC,) if on_guard else METRICS:
-            a, b = (evaluations[name].per_query[metric] for name in (system, baseline))
+            a, b = (evaluations[name].by_query[metric] for name in (system, baseline))
             comparisons.append(Comparison(system, baseline, metric, paired_difference(a, b)))
 
     def _difference(self, system: str, baseline: str, on_guard: bool) -> Difference:
@@ -96,7 +96,7 @@ class Comparer:
     ) -> ReportData:
         """Write runs, results.json and report.html; per query `system` is compared with the first of `against`."""
         baseline = against[0]
-        after, before = (self.test[name].per_query[PRIMARY_METRIC] for name in (system, baseline))
+        after, before = (self.test[name].by_query[PRIMARY_METRIC] for name in (system, baseline))
         report = ReportData(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             verdicts=[self._summary(system, against)],

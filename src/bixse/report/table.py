@@ -90,6 +90,30 @@ def format_table(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
     return _tabulated(rows, headers, "simple")
 
 
+class Table:
+    """The base of results that print as a table, and show as one in a notebook."""
+
+    def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+        """Return the names of the columns, and the rows."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        headers, rows = self.cells()
+        return format_table(rows, headers)
+
+    def _repr_html_(self) -> str:
+        headers, rows = self.cells()
+        return _tabulated(rows, headers, "html")
+
+    def to_markdown(self) -> str:
+        headers, rows = self.cells()
+        return format_markdown(rows, headers)
+
+    def to_latex(self) -> str:
+        headers, rows = self.cells()
+        return _tabulated(rows, headers, "latex")
+
+
 def format_histogram(counts: Sequence[int], width: int = 40) -> list[str]:
     """Bars of text, one per equal part of the relevance range [0, 1].
 

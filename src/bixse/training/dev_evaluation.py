@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.util import cos_sim
 
 from bixse.data.collection import check_split, files_of_split, judgements_of, load_collection
 from bixse.data.trec import ranked, read_qrels
 from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import Evaluation, evaluate, evaluate_query_sets
+from bixse.evaluation.evaluate import Evaluation, evaluate_query_sets
+from bixse.evaluation.graded_evaluator import GradedInformationRetrievalEvaluator
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import QuerySet, Task, cut_collection
 from bixse.files.files import hash_files
 from bixse.files.values import normal_form
 from bixse.search.bm25 import BM25
+from bixse.search.exact import DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -93,7 +96,7 @@ class Watched:
 
     def scores(self, model: SentenceTransformer, pool: Mapping[str, str], cache: str | None) -> Scores:
         """Return nDCG@10 of every judged query over a pool, whose documents are encoded once for all query sets."""
-        return {name: result.per_query[PRIMARY_METRIC] for name, result in self._search(model, pool, cache).items()}
+        return {name: result.by_query[PRIMARY_METRIC] for name, result in self._search(model, pool, cache).items()}
 
     def _search(self, model: SentenceTransformer, texts: Mapping[str, str], cache: str | None) -> dict[str, Evaluation]:
         task = Task("watched", lambda: iter(texts.items()), len(texts), self.sets)
@@ -194,56 +197,54 @@ def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Ite
     return leaks
 
 
-class GradedRetrievalEvaluator(BaseEvaluator):
-    """Graded nDCG@10 and the other metrics on small collections, for choosing a checkpoint during training.
+class DevEvaluator(BaseEvaluator):
+    """Graded nDCG@10 and the other metrics on dev collections: the headline is `dev_ndcg@10`.
 
-    `name` is the prefix of the metrics: the headline is `<name>_ndcg@10`. Of several collections the metrics are means,
-    in which collections count equally (BiXSE paper, appendix: BEIR(short)). The
-    `SequentialEvaluator` of sentence-transformers returns the last score, not the mean.
+    Of several collections the metrics are means, in which collections count equally (BiXSE paper, appendix:
+    BEIR(short)). The `SequentialEvaluator` of sentence-transformers returns the last score, not the mean.
     """
 
-    def __init__(self, tasks: Sequence[Task], name: str = "dev") -> None:
+    def __init__(self, evaluators: Sequence[GradedInformationRetrievalEvaluator]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tasks, self.name = tuple(tasks), name
-        self.primary_metric = f"{name}_{PRIMARY_METRIC}"
+        self.evaluators, self.primary_metric = tuple(evaluators), f"dev_{PRIMARY_METRIC}"
 
     def __call__(
         self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
-        system = EncoderSystem(model, cache="none")
-        results = {task.name: evaluate(system, task).metrics for task in self.tasks}
-        means = {metric: float(np.mean([metrics[metric] for metrics in results.values()])) for metric in METRICS}
-        by_task = {f"{task}_{metric}": value for task, metrics in results.items() for metric, value in metrics.items()}
-        every = means if len(results) == 1 else {**means, **by_task}
-        return {f"{self.name}_{metric}": value for metric, value in every.items()}
+        results = {}
+        for each in self.evaluators:
+            figures: Any = each.compute_all_metrics(model)["cosine"]
+            results[each.name] = {f"{name[:-1]}{k}": mean for name, at in figures.items() for k, mean in at.items()}
+        every = {metric: float(np.mean([figures[metric] for figures in results.values()])) for metric in METRICS}
+        if len(results) > 1:
+            every |= {f"{name}_{metric}": figures[metric] for name, figures in results.items() for metric in METRICS}
+        return {f"dev_{metric}": value for metric, value in every.items()}
 
 
-def small_task(
+def small_evaluator(
     name: str, corpus: Mapping[str, str], queries: Mapping[str, str], qrels: Qrels, min_relevant_grade: float
-) -> Task:
-    """Return a task over documents in memory (id -> text), such as those of `candidate_corpus`."""
-    sets = (QuerySet(name, queries, qrels),)
-    return Task(name, lambda: iter(corpus.items()), len(corpus), sets, min_relevant_grade=min_relevant_grade)
+) -> GradedInformationRetrievalEvaluator:
+    """Return an evaluator over documents in memory (id -> text), such as those of `candidate_corpus`."""
+    options = {"precision_recall_at_k": [DEPTH], "score_functions": {"cosine": cos_sim}, "name": name}
+    return GradedInformationRetrievalEvaluator(queries, corpus, qrels, min_relevant_grade, **options)
 
 
-def dev_evaluator(
-    config: TrainConfig, model: SentenceTransformer, watched: Sequence[Watched]
-) -> GradedRetrievalEvaluator | None:
+def dev_evaluator(config: TrainConfig, model: SentenceTransformer, watched: Sequence[Watched]) -> DevEvaluator | None:
     """Return the evaluator of graded nDCG@10 on dev, over judged documents and BM25 hits; None if there is none."""
     dev = sets_of(watched, "dev")
     if watched and (config.evaluations_per_epoch or config.merge is not None):  # the merge searches too
         prompt_for(model, "query")  # reports a missing prompt
     if config.evaluations_per_epoch == 0 or not dev:
         return None
-    tasks = []
+    evaluators = []
     for corpus, part in dev:
         collection, qrels = corpus.collection, corpus.collection.qrels[part.split]
         queries = {query_id: collection.queries[query_id] for query_id in qrels}
         index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
         runs = [index.search(queries, config.dev_candidates)]
         texts = candidate_corpus(collection, qrels, runs, config.dev_candidates)
-        tasks.append(small_task(collection.name, texts, queries, qrels, config.min_relevant_grade))
-    return GradedRetrievalEvaluator(tasks)
+        evaluators.append(small_evaluator(collection.name, texts, queries, qrels, config.min_relevant_grade))
+    return DevEvaluator(evaluators)
 
 
 def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Ranking], depth: int) -> dict[str, str]:

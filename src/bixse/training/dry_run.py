@@ -84,8 +84,8 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         trainer.token_cache = None  # no file is left behind
         steps, _, every = steps_of(config, len(trainer.get_train_dataloader()))
         evaluations = 1 + -(-steps // every) if evaluator is not None else 0
-        tasks = () if evaluator is None else evaluator.tasks
-        texts = evaluations * sum(task.count + len(task.query_sets[0].queries) for task in tasks)
+        dev = () if evaluator is None else evaluator.evaluators
+        texts = evaluations * sum(len(each.corpus) + len(each.queries) for each in dev)
         if config.merge is not None:
             weights = len({0.0, 1.0, *config.merge.weights})
             texts += sum(corpus.encoded_for(weights) for corpus in inputs.watched)

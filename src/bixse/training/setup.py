@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
-    from bixse.training.dev_evaluation import GradedRetrievalEvaluator
+    from bixse.training.dev_evaluation import DevEvaluator
     from bixse.training.inputs import Inputs
 
 CHECKPOINTING: dict[str, Any] = {
@@ -48,7 +48,7 @@ class Parts:
     """The parts of a trainer, checked."""
 
     loss: GradedLoss
-    evaluator: GradedRetrievalEvaluator | None
+    evaluator: DevEvaluator | None
     warnings: list[str]
     trainer: type[GradedTrainer] = GradedTrainer
     standardised: Standardised | None = None
@@ -95,9 +95,7 @@ def make_trainer(
     return trainer
 
 
-def training_arguments(
-    config: TrainConfig, folder: Path, evaluator: GradedRetrievalEvaluator | None
-) -> GradedTrainingArguments:
+def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluator | None) -> GradedTrainingArguments:
     """Return the trainer's arguments, except the steps between saves, which depend on the number of batches."""
     optimizer = config.optimizer
     bf16 = config.precision == "bfloat16"

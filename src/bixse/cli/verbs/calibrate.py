@@ -9,7 +9,7 @@ from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Output, Verb
 
 if TYPE_CHECKING:
-    from bixse.calibration.calibrate import CalibrateResult
+    from bixse.calibration.calibrate_files import CalibrateResult
     from bixse.calibration.calibrate_head import OperatingPoint
     from bixse.report.table import Cell
     from bixse.results import CalibrationReport
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult:
     """Fit on half of the queries and measure on the other half. Keep the calibration only if it helps there."""
-    from bixse.calibration.calibrate import calibrate
+    from bixse.calibration.calibrate_files import calibrate_into
     from bixse.progress import progress_bar
 
-    result = calibrate(settings, options.out, progress_bar)
+    result = calibrate_into(settings, options.out, progress_bar)
     figures = {
         name: {"brier": r.brier, "brier_interval": r.brier_interval, "ece": r.ece, "ece_interval": r.ece_interval,
                "constant": r.base_rate_brier}

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.data.collection import MissingDocuments
 from bixse.errors import InputError
-from bixse.lab.suites.known_suites import LOCAL, SUITES
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
+from bixse.results import LOCAL
 from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 
@@ -42,9 +42,9 @@ class EvaluateSettings(EncodingSettings):
     model: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="MODEL", positional=True)]
     """Model folder, Hugging Face name, demo (the small model of bixse[demo]), bm25, a run file (.trec, .run), or an
     index of the collection (its folder, lancedb:PATH/TABLE or qdrant:URL/COLLECTION). Several models are compared."""
-    suite: str = Field(
-        default=LOCAL, description=f"{LOCAL} (one collection), or the name of a suite: {', '.join(SUITES)}."
-    )
+    suite: str = LOCAL
+    """local (one collection), or the name of a suite: beir, beir-short, nanobeir, trec-dl, trec-dl-rerank, mteb-eng-v2,
+    mteb-multilingual-v1, mteb-multilingual-v2."""
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Folder with corpus.jsonl, queries.jsonl and qrels, for suite local."""
     split: str = "test"
@@ -156,9 +156,9 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
     from bixse.data.joined import QueryCounts
+    from bixse.evaluation.compare_evaluations import evaluate_systems
     from bixse.evaluation.gate import gate, read_baseline
     from bixse.evaluation.tasks import collection_task
-    from bixse.lab.suites.suite_run import compare_on_task
     from bixse.progress import progress_bar
 
     assert settings.collection is not None
@@ -166,7 +166,7 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     task = collection_task(settings.collection, **chosen)
     # before the search, to refuse a baseline of another collection at once
     baseline = None if settings.fail_if_worse_than is None else read_baseline(settings.fail_if_worse_than, task)
-    result = compare_on_task(systems, task, out, progress_bar)
+    result = evaluate_systems(systems, task, out, progress_bar)
     evaluations = [scores[task.name] for scores in result.scores.values()]
     warnings = list(dict.fromkeys(line for each in evaluations for line in each.warnings))
     counts = {each.queries: None for each in evaluations}
@@ -180,7 +180,7 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
         metrics = {**evaluation.metrics, **precision}
         names = {"run": "run.trec", "record": "run.json"}
     artifacts = {name: str(out / file) for name, file in names.items()} if out else {}
-    text = f"{heading})\n\n{result.collection_text()}"
+    text = f"{heading})\n\n{result.text()}"
     if baseline is None:
         return CommandResult(text, metrics, artifacts, warnings)
     tested = gate(evaluation, baseline, str(settings.fail_if_worse_than), settings.by)
@@ -215,6 +215,7 @@ def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None)
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
+    from bixse.lab.suites.known_suites import SUITES
     from bixse.lab.suites.suite_run import OUT_FOLDER, evaluate_suite
     from bixse.progress import progress_bar
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
     """Open the judge, then grade or estimate, and return a summary."""
-    from bixse.judging.grade import estimate, grade, read_pairs, spending_of
+    from bixse.judging.grade import estimate, grade_into, read_pairs, spending_of
 
     pairs = read_pairs(config)
     makes_no_folder = options.dry_run and not options.folder.exists()  # then the known questions are not booked
@@ -29,7 +29,7 @@ def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
         if options.dry_run:
             plan = estimate(config, judge, options.folder, pairs)
         else:
-            result = grade(config, judge, options.folder, pairs, progress_bar)
+            result = grade_into(config, judge, options.folder, pairs, progress_bar)
     finally:
         judge.close()
     warnings = [warning for warning in judge.warnings if warning not in doubts]

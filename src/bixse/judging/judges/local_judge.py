@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from bixse.errors import InputError, ModelError
+from bixse.files.files import json_hash
 from bixse.judging.judge import Answer, Usage
 from bixse.judging.judges.local_model import LocalModel, PromptReader, longest_input
 from bixse.judging.judges.reading import OptionProbabilities, expected_grade, spellings
@@ -222,7 +222,7 @@ class PromptRenderer:
 
     @property
     def template_hash(self) -> str:
-        return hashlib.sha256(json.dumps(self.template, sort_keys=True).encode("utf-8")).hexdigest()
+        return json_hash(self.template)
 
     def texts(self, conversations: Sequence[Messages]) -> list[str]:
         return [_closed(text) for text in self._render([self._prepared(messages) for messages in conversations])]

@@ -6,10 +6,8 @@ Prompts are padded on the right: no token attends to later tokens, so padding ch
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib.util
 import inspect
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,7 @@ from bixse.encoders.loading.build import model_hashes, quiet_loading
 from bixse.encoders.loading.precision import default_device, resolve_precision, rounding
 from bixse.encoders.loading.weights_check import unused_weights, warn_of_unused
 from bixse.errors import InputError, ModelError, first_fault
-from bixse.files.files import file_hash
+from bixse.files.files import file_hash, json_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -154,7 +152,7 @@ def content_hash(folder: Path, gguf_file: str | None = None) -> str:
     """Return the SHA-256 of the contents of a model's files."""
     if gguf_file is not None:
         return file_hash(folder / gguf_file)
-    return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
+    return json_hash(model_hashes(folder))
 
 
 def longest_input(config: Any, *limits: int | None) -> int | None:

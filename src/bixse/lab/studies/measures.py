@@ -84,7 +84,7 @@ def measured(
 def _per_query(evaluations: Mapping[str, Evaluation]) -> dict[str, dict[str, float]]:
     """Return collection name -> `collection/query` -> primary metric."""
     return {
-        name: {f"{name}/{query}": value for query, value in evaluation.per_query[PRIMARY_METRIC].items()}
+        name: {f"{name}/{query}": value for query, value in evaluation.by_query[PRIMARY_METRIC].items()}
         for name, evaluation in evaluations.items()
     }
 

@@ -8,13 +8,13 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.errors import InputError, did_you_mean
+from bixse.results import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SuiteEngine: TypeAlias = Literal["folders", "short", "trec-dl", "trec-dl-rerank", "mteb"]
 """The evaluator: bixse on collection folders (complete or cut short) or on TREC files, or mteb."""
-LOCAL = "local"
 BEIR_URL = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.collection import files_of_split
 from bixse.data.run import open_run
 from bixse.errors import BixseError, InputError, did_you_mean
-from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
+from bixse.evaluation.compare_evaluations import Comparisons, compare_tasks, precision_of, shown_names
+from bixse.evaluation.evaluate import evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import check_distinct, open_system
 from bixse.evaluation.tasks import PASSAGES, QUERIES, Task, collection_task, cut_collection
-from bixse.lab.suites.known_suites import LOCAL, suite_named
-from bixse.lab.suites.suite_result import SuiteResult, TestedDifference, compare_systems
+from bixse.lab.suites.known_suites import suite_named
+from bixse.lab.suites.suite_result import SuiteResult
 from bixse.lab.suites.trec_dl import (
     INSTRUCTION_NAMES,
     WITHOUT,
@@ -94,7 +95,7 @@ def evaluate_suite(
         root.save("running")
     scores: dict[str, dict[str, Evaluation]] = {}
     failures: dict[str, str] = {}
-    for system, shown in zip(opened, _shown_names(opened), strict=True):
+    for system, shown in zip(opened, shown_names(opened), strict=True):
         if chosen.engine == "mteb" and target is not None:
             scores[shown], failed = _mteb_suite().run_mteb(system, plan.tasks, target, settings, download, progress)
             failures |= {f"{system.label}: {name}": why for name, why in failed.items()}
@@ -106,44 +107,19 @@ def evaluate_suite(
     notes += dict.fromkeys(f"{name}: {line}" for name, each in each_task for line in each.warnings)
     if plan.years and folder is not None:
         notes += trec_notes(folder, plan.years, chosen.engine == "trec-dl-rerank")
-    comparisons: list[TestedDifference] = []
+    comparisons = Comparisons()
     try:  # a comparison that fails must not lose the figures of a long evaluation
         comparisons = _compare(scores, grouped=chosen.engine != "mteb")
     except BixseError as error:
         notes.append(f"systems are not compared: {error}")
     headline = MTEB_METRIC if chosen.engine == "mteb" else PRIMARY_METRIC
     means = {shown: _means(chosen, tasks_of) for shown, tasks_of in scores.items()}
-    result = SuiteResult(suite, headline, scores, means, comparisons, notes, failures, _precision(opened))
+    result = SuiteResult(scores, means, comparisons, precision_of(opened), suite, headline, notes, failures)
     if root is not None:
         root.results = result.plain()
         result.write(root.folder)
         root.save("failed" if failures else "finished")
     return result
-
-
-def compare_on_task(
-    systems: Sequence[System], task: Task, out: Path | None = None, progress: ProgressBars | None = None
-) -> SuiteResult:
-    """Evaluate systems on one task. Several systems have one folder each: <out>/<name and hash of the model>."""
-    check_distinct(systems)
-    scores = {}
-    for system, shown in zip(systems, _shown_names(systems), strict=True):
-        folder = out / system.name if out is not None and len(systems) > 1 else out
-        evaluation = evaluate(system, task, folder, progress)
-        scores[shown] = {task.name: replace(evaluation, run={})}
-        system.release()
-    comparisons = _compare(scores)
-    means = {shown: {PRIMARY_METRIC: tasks_of[task.name].metrics[PRIMARY_METRIC]} for shown, tasks_of in scores.items()}
-    result = SuiteResult(LOCAL, PRIMARY_METRIC, scores, means, comparisons, precision=_precision(systems))
-    if out is not None and len(systems) > 1:
-        result.write(out)
-    return result
-
-
-def _shown_names(systems: Sequence[System]) -> list[str]:
-    """Return each system's label, or its name with the hash if two labels are equal."""
-    labels = [system.label for system in systems]
-    return [system.label if labels.count(system.label) == 1 else system.name for system in systems]
 
 
 def _check_systems(systems: Sequence[System], plan: Plan) -> None:
@@ -191,21 +167,15 @@ def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
     return {"mean over tasks": over_groups}
 
 
-def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[TestedDifference]:
+def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> Comparisons:
     """Compare on the tasks that all systems have. A group counts as one task if the suite's mean does so."""
     first = next(iter(scores.values()))
     shared = [task for task in first if all(task in tasks for tasks in scores.values()) and not task.endswith(WITHOUT)]
-    common = [task for task in shared if all(PRIMARY_METRIC in tasks[task].per_query for tasks in scores.values())]
+    common = [task for task in shared if all(PRIMARY_METRIC in tasks[task].by_query for tasks in scores.values())]
     if len(scores) < 2 or not common:
-        return []
-    values = {
-        shown: {task: tasks[task].per_query[PRIMARY_METRIC] for task in common} for shown, tasks in scores.items()
-    }
-    return compare_systems(values, {task: first[task].group for task in common} if grouped else None)
-
-
-def _precision(systems: Sequence[System]) -> str | None:
-    return next((system.precision for system in systems if system.precision is not None), None)
+        return Comparisons()
+    parts = {shown: {task: tasks[task] for task in common} for shown, tasks in scores.items()}
+    return compare_tasks(parts, grouped=grouped)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def trec_means(scores: Mapping[str, Evaluation]) -> dict[str, float]:
     """Return the means over years, over all queries, and over years without duplicates."""
     years = [score for name, score in scores.items() if not name.endswith(WITHOUT)]
     # the BiXSE paper evaluates all years' judgements as one file, which gives the mean over queries
-    values = [value for score in years for value in score.per_query[PRIMARY_METRIC].values()]
+    values = [value for score in years for value in score.by_query[PRIMARY_METRIC].values()]
     means = {
         "mean over years": sum(score.metrics[PRIMARY_METRIC] for score in years) / len(years),
         "mean over queries": sum(values) / len(values),

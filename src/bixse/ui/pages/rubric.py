@@ -11,7 +11,7 @@ import numpy as np
 
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import InputError, shorten
-from bixse.judging.grade import JUDGEMENTS_NAME, estimate, grade, ledger_of, spending_of
+from bixse.judging.grade import JUDGEMENTS_NAME, estimate, grade_into, ledger_of, spending_of
 from bixse.ui.label_plan import share_of
 from bixse.ui.rubric_versions import change_of, changed_grades, changed_words, decide, save_version, versions
 from bixse.ui.ui_settings import SEED
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from bixse.judging.judge import Judge
+    from bixse.judging.judge import AnyJudge
     from bixse.judging.open_judge import GradeConfig
     from bixse.ui.rubric_versions import Version
     from bixse.ui.workspace import Visit, Workspace
@@ -80,7 +80,7 @@ def _judge(workspace: Workspace) -> GradeConfig:
 
 
 @contextmanager
-def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[GradeConfig, Judge]]:
+def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[GradeConfig, AnyJudge]]:
     """Yield the settings of a trial and its judge; the folder's ledger stores the answers."""
     changes = {"rubric": version.rubric, "pairs": trial_pairs(workspace), "ledger": _ledger(workspace)}
     config = _judge(workspace).model_copy(update=changes)
@@ -95,7 +95,7 @@ def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
     """Grade the pairs with one version; a killed trial resumes where it stopped."""
     job.note = "opening the judge"
     with _trial(workspace, version) as (config, judge):
-        grade(config, judge, version.out, progress=job.begin)
+        grade_into(config, judge, version.out, progress=job.begin)
 
 
 def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:

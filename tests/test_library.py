@@ -1,0 +1,111 @@
+"""The script of a user of sentence-transformers: objects in, objects out, offline, in a fresh home, no file left."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bixse
+
+ACTIONS = """
+copy move delete rename open close read write list sort search replace split join parse format encode decode compress
+send receive connect listen wait start stop pause resume log test
+""".split()  # noqa: SIM905
+SCRIPT = """
+import numpy as np
+import bixse
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+things = ("folder", "file", "archive", "stream")
+corpus = {f"{word}-{thing}": {"title": word, "text": f"to {word} a {thing}"} for word in ACTIONS for thing in things}
+corpus["text"] = "a document without a title"
+queries = {f"train {word}-{thing}": f"{word} one {thing}" for word in ACTIONS for thing in things[:2]}
+dev_queries = {f"dev {word}-{thing}": f"{word} the {thing}" for word in ACTIONS for thing in things[:2]}
+dev_qrels = {query: {query[4:]: 3, f"{query[4:].split('-')[0]}-stream": 1} for query in dev_queries}
+dev = (dev_queries, corpus, dev_qrels)
+
+# mined pairs: bixse.mine takes settings and folders still
+mined = bixse.evaluate("bm25", (queries, corpus, {query: {query[6:]: 1} for query in queries})).run
+pairs = [{"query": queries[query], "document": " ".join(corpus[name].values())}
+         for query, hits in mined.items() for name in list(hits)[:4] if name != "text"]
+judge = bixse.Judge(lambda query, document: 3 if query.split()[-1] in document else 1, scale=(0, 3), name="word")
+assert judge("copy a folder", "shutil: copy a folder").relevance == 1.0
+grades = bixse.grade(pairs, judge)
+assert set(grades.to_pandas()["relevance"]) == {1 / 3, 1.0}
+train_set = grades.to_dataset()
+assert train_set.column_names == ["query", "document", "label"]
+
+base = bixse.evaluate(MODEL, dev)
+model = SentenceTransformer(MODEL)
+loss = bixse.BiXSELoss(model)
+evaluator = bixse.GradedInformationRetrievalEvaluator(dev_queries, corpus, relevant_docs=dev_qrels, name="dev")
+args = SentenceTransformerTrainingArguments("out", eval_strategy="epoch", num_train_epochs=1, learning_rate=2e-3,
+                                            per_device_train_batch_size=16, report_to="none")
+trainer = SentenceTransformerTrainer(model, args, train_dataset=train_set, loss=loss, evaluator=evaluator,
+                                     callbacks=[bixse.SaveRelevanceHead(loss)])
+trainer.train()
+tuned = bixse.evaluate(model, dev)
+logged = [entry["eval_dev_cosine_ndcg@10"] for entry in trainer.state.log_history if "eval_dev_cosine_ndcg@10" in entry]
+assert abs(logged[-1] - tuned["nDCG@10"]) < 1e-6
+tuned.save("tuned.json")
+assert bixse.Evaluation.load("tuned.json") == tuned
+assert base.per_query.shape == (60, 4)
+print(base)
+compared = bixse.compare(tuned, baseline=base)
+print(compared)
+print(bixse.compare({"base": base, "bixse": tuned}, baseline="base").to_markdown())
+assert compared.verdict in ("better", "no difference", "worse")
+few = [bixse.evaluate(each, (dev_queries, corpus, dict(list(dev_qrels.items())[:7]))) for each in (model, "bm25")]
+assert bixse.compare(few[0], baseline=few[1]).verdict == "cannot tell"
+
+relevance = [dev_qrels[query].get(name, 0) / 3 for query, hits in tuned.run.items() for name in list(hits)[:10]]
+scores = [score for hits in tuned.run.values() for score in list(hits.values())[:10]]
+asked = [query for query, hits in tuned.run.items() for _ in list(hits)[:10]]
+calibration = bixse.calibrate(scores, relevance, queries=asked, anyway=True)
+assert 0 < calibration.probability(0.62) < 1
+try:
+    cut = calibration.threshold(precision=0.5)
+except bixse.NotReachable as error:
+    cut = error.best
+assert 0 <= cut.precision <= 1 and 0 <= cut <= 1
+model.save_pretrained("my-model")
+SentenceTransformer("my-model")
+ranked = bixse.RelevanceModel("my-model").rank("copy a folder", ["shutil.copytree", "copy a folder"])
+assert [entry["corpus_id"] for entry in ranked] == [1, 0]
+"""
+
+
+def test_the_script_runs_offline_in_a_fresh_home_and_leaves_only_what_was_asked_for(tmp_path, student):
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    (work / "script.py").write_text(f"MODEL, ACTIONS = {str(student)!r}, {ACTIONS!r}\n{SCRIPT}")
+    unset = ("BIXSE_CACHE_DIR", "XDG_CACHE_HOME", "HF_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {"HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run([sys.executable, "script.py"], cwd=work, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert {path.name for path in work.iterdir()} == {"script.py", "out", "tuned.json", "my-model"}
+    assert not [path for path in home.rglob("*") if "bixse" in path.name]
+    assert "nDCG@10" in ended.stdout and "better / worse" in ended.stdout
+
+
+NAMES = """
+BiXSELoss BudgetReached Calibration Comparisons Evaluation GradedInformationRetrievalEvaluator GradedPairs Judge
+NotReachable SaveRelevanceHead calibrate calibrate_scores collection_task compare evaluate grade
+""".split()  # noqa: SIM905
+"""Names of the script. Their examples run with the tests of their modules."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_of_the_script_has_an_example(name):
+    assert name in bixse.__all__ and "Example" in getattr(bixse, name).__doc__
+
+
+def test_names_are_listed_once_and_by_noun():
+    lines = (Path(bixse.__file__).parent / "__init__.pyi").read_text().splitlines()
+    headings = [line[2:].split(": ")[0] for line in lines if line.startswith("# ") and "ruff" not in line]
+    assert headings == ["Pairs", "Collections and systems", "Judges", "Models and losses", "Probabilities",
+                        "Studies and suites"]  # fmt: skip
