@@ -12,7 +12,8 @@ from bixse.data.columns import text_id
 from bixse.data.task_instructions import load_instructions
 from bixse.errors import BixseError, InputError, InvalidFileError
 from bixse.files.files import is_unicode
-from bixse.preparing.formats import FORMATS, SourceSettings
+from bixse.preparing.convert_settings import SourceSettings
+from bixse.preparing.formats import FORMATS
 from bixse.preparing.source import Source
 from helpers.row_files import faults
 

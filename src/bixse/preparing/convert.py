@@ -6,14 +6,13 @@ import json
 import shutil
 import tempfile
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import yaml
 
 from bixse.data.columns import SCHEMA
@@ -28,13 +27,13 @@ from bixse.preparing.transforms import PairColumns, TransformReport, reported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Self
 
     from numpy.typing import NDArray
 
     from bixse.data.columns import Column
     from bixse.data.run import Run
     from bixse.preparing.convert_settings import ConvertSettings
-    from bixse.preparing.mapping import RowMapping
     from bixse.progress import ProgressBars
     from bixse.relevance import Kind
 
@@ -124,27 +123,25 @@ def _convert(
 ) -> ConvertResult:
     times = [time.perf_counter()]
     files: dict[str, Any] = {}
-    with closing(ErrorsFile(folder / "all-errors", {file: name for name, file in source.inputs().items()})) as faults:
+    names = {file: name for name, file in source.inputs().items()}
+    with ErrorsFile(folder / "all-errors", names) as faults:
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
-        mapping = source.open(folder, faults.of, bar.reached)
-        try:
+        with source.texts(folder, faults.of, bar.reached):
             if faults.total and record is not None and not settings.skip_invalid:
                 _refuse(source, settings, faults, 0, look=False)  # rows that name these texts would fail too
             with storage_errors(folder):
-                pairs = GradedPairs.from_arrow(_read(source, settings, mapping, faults, files, progress))
-            times.append(time.perf_counter())
-            shown = _refuse(source, settings, faults, len(pairs), look=record is None)
-            parts, applied = select(pairs, settings)
-            tasks = {name: _tasks(pairs, columns) for name, columns in parts.items()}
-            times.append(time.perf_counter())
-            written: dict[str, Path] = {}
-            if record is not None:
-                step = progress("write", sum(map(len, parts.values()))) if progress is not None else None
-                written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
-                           for name, columns in parts.items()}  # fmt: skip
-                written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", source, tasks)
-        finally:
-            mapping.database.close()
+                pairs = GradedPairs.from_arrow(_read(source, settings, faults, files, progress))
+        times.append(time.perf_counter())
+        shown = _refuse(source, settings, faults, len(pairs), look=record is None)
+        parts, applied = select(pairs, settings)
+        tasks = {name: _tasks(pairs, columns) for name, columns in parts.items()}
+        times.append(time.perf_counter())
+        written: dict[str, Path] = {}
+        if record is not None:
+            step = progress("write", sum(map(len, parts.values()))) if progress is not None else None
+            written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
+                       for name, columns in parts.items()}  # fmt: skip
+            written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", source, tasks)
     if record is not None and faults.total:
         written[ERRORS_FILE] = faults.path
     times.append(time.perf_counter())
@@ -189,7 +186,6 @@ def _convert(
 def _read(
     source: Source,
     settings: ConvertSettings,
-    mapping: RowMapping,
     faults: ErrorsFile,
     files: dict[str, Any],
     progress: ProgressBars | None,
@@ -198,17 +194,13 @@ def _read(
     bar = _Bar(progress, f"read {source.name}", source.files)
     for file in source.files:
         errors, before = faults.of(file), source.statuses.copy()
-        for judgements in source.read(mapping, file, errors, bar.reached):
-            table = judgements.filter(pc.equal(judgements["status"], "graded"))
-            columns = {name: table[name] for name in table.column_names}
-            columns["grade_probs"] = columns["probabilities"]
-            columns["judge"] = pc.if_else(pc.equal(columns["judge"], ""), None, columns["judge"])
-            if "grade" in source.form.fields:
-                columns["grade"] = columns["own_grade"]
+        for judgements in source.read(file, errors, bar.reached):
+            graded = [item for item in judgements if item.status == "graded"]
+            columns = {name: [getattr(item, name) for item in graded] for name in SCHEMA.names}
+            columns["judge"] = [judge or None for judge in columns["judge"]]
             if settings.task is not None:
-                columns["task"] = pa.repeat(settings.task, len(table))
-            chosen = pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
-            yield from chosen.combine_chunks().to_batches()
+                columns["task"] = [settings.task] * len(graded)
+            yield pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
         bar.reached(file, file.stat().st_size)
         new = source.statuses - before
         files[faults.names[file]] = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
@@ -375,10 +367,13 @@ class ErrorsFile:
         self.path, self.names = path, names
         self.lists: list[InvalidFileError] = []
         """Errors per file, in reading order."""
-        with storage_errors(path):
-            self._out = path.open("w", encoding="utf-8")
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        with storage_errors(self.path):
+            self._out = self.path.open("w", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._out.close()
 
     @property
