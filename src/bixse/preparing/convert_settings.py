@@ -29,8 +29,20 @@ PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
 """Name of a part, and of its file."""
 
 
-class SourceSettings(Settings):
-    """Settings of the files to read, and facts that the files do not state."""
+class ConvertSettings(Settings):
+    """Settings of a conversion: the files to read, facts that they do not state, and transforms.
+
+    Transforms apply in this order: dedup, noise, cutoff, size, binarise, split. For another order, convert twice, the
+    second time from the source "pairs".
+
+    Raises:
+        ValueError: an unknown source, or a value out of range (of pydantic; `ConvertSettings.load` raises ConfigError).
+        InputError: settings that contradict each other.
+
+    Example:
+        >>> ConvertSettings(source="e5", path="echo-data", cutoff=0.7, split={"train": 0.9, "dev": 0.1}).cutoff
+        0.7
+    """
 
     source: Annotated[str, Flag(positional=True, metavar="SOURCE")]
     """Name of the format, for example beir, table or sentence-transformers; "pairs" for files of bixse."""
@@ -52,6 +64,24 @@ class SourceSettings(Settings):
     """Make ids from the texts. The default takes the ids of the source."""
     dedup: bool = False
     """Write one row per pair of texts (NFKC, case folded), with the mean of the relevances."""
+    task: str | None = Field(default=None, pattern=r"\S")
+    """Name of the task of every row. The default is the task that the source states."""
+    skip_invalid: bool = False
+    """Leave out unreadable rows and list them in errors.jsonl. The default refuses a file with unreadable rows."""
+    noise: float | None = None
+    """Probability, 0 to 1, that the best and the worst document of a query exchange their labels; null means none."""
+    cutoff: float | None = None
+    """Lowest relevance, 0 to 1, of the pairs to keep; null keeps all pairs."""
+    size: int | None = None
+    """Number of pairs to keep, with tasks and levels of relevance in proportion; null means all pairs."""
+    binarise: float | None = None
+    """Threshold, 0 to 1. Relevance of at least this becomes 1, lower relevance becomes 0; null means no change."""
+    split: Annotated[dict[PartName, float], BeforeValidator(named_words), Flag(metavar="PART=SHARE")] = Field(
+        default={}
+    )
+    """Parts without a common query text, for example train=0.8 dev=0.1 test=0.1; the default is a single part."""
+    seed: int = 0
+    """Random seed of noise, sample and split."""
 
     @field_validator("source")
     @classmethod
@@ -107,45 +137,6 @@ class SourceSettings(Settings):
             raise InputError(f"{path}: got a scale and a score map; expected one of them; fix: leave one out")
         return self
 
-
-def _flag(option: str) -> str:
-    return f"--{option.replace('_', '-')}"
-
-
-class ConvertSettings(SourceSettings):
-    """Settings of a conversion.
-
-    Transforms apply in this order: dedup, noise, cutoff, size, binarise, split. For another order, convert twice, the
-    second time from the source "pairs".
-
-    Raises:
-        ValueError: an unknown source, or a value out of range (of pydantic; `ConvertSettings.load` raises ConfigError).
-        InputError: settings that contradict each other.
-
-    Example:
-        >>> ConvertSettings(source="e5", path="echo-data", cutoff=0.7, split={"train": 0.9, "dev": 0.1}).cutoff
-        0.7
-    """
-
-    task: str | None = Field(default=None, pattern=r"\S")
-    """Name of the task of every row. The default is the task that the source states."""
-    skip_invalid: bool = False
-    """Leave out unreadable rows and list them in errors.jsonl. The default refuses a file with unreadable rows."""
-    noise: float | None = None
-    """Probability, 0 to 1, that the best and the worst document of a query exchange their labels; null means none."""
-    cutoff: float | None = None
-    """Lowest relevance, 0 to 1, of the pairs to keep; null keeps all pairs."""
-    size: int | None = None
-    """Number of pairs to keep, with tasks and levels of relevance in proportion; null means all pairs."""
-    binarise: float | None = None
-    """Threshold, 0 to 1. Relevance of at least this becomes 1, lower relevance becomes 0; null means no change."""
-    split: Annotated[dict[PartName, float], BeforeValidator(named_words), Flag(metavar="PART=SHARE")] = Field(
-        default={}
-    )
-    """Parts without a common query text, for example train=0.8 dev=0.1 test=0.1; the default is a single part."""
-    seed: int = 0
-    """Random seed of noise, sample and split."""
-
     @model_validator(mode="after")
     def _usable(self) -> Self:
         self.transforms()
@@ -164,3 +155,7 @@ class ConvertSettings(SourceSettings):
 
     def parts(self) -> SplitByQuery | None:
         return SplitByQuery(self.split, self.seed) if self.split else None
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +49,7 @@ class Format:
     optional: tuple[str, ...] | None = ()
     """Columns that it may have; None for any."""
     signs: tuple[str, ...] = ()
-    """Columns by which a file is recognised that was given to another source; the last has the documents."""
+    """Columns by which a file is recognised that was given to another source, by default those that it needs."""
     judge: str = "binary labels"
     """The judge, if a row does not name it; {file} is the name of the file."""
     task: str = ""
@@ -92,7 +91,8 @@ def looks_like(path: Path) -> list[str]:
     # This only looks for a hint: an error here must not replace the first error.
     except (BixseError, OSError):
         return []
-    return [name for name, form in FORMATS.items() if form.signs and {*form.signs} <= row.keys()]
+    signs = {name: {*(form.signs or form.needed)} for name, form in FORMATS.items()}
+    return [name for name, columns in signs.items() if columns and columns <= row.keys()]
 
 
 SCORE_PROBS = ("32B_score_probs", "32B_score_probs_rev")
@@ -106,7 +106,6 @@ SCORE_PROBS = ("32B_score_probs", "32B_score_probs_rev")
     suffixes=(".parquet", ".jsonl"),
     needed=("question", "context", *SCORE_PROBS),
     optional=("row_id", "dataset_name", "prob_exp_val", "rev_prob_exp_val"),
-    signs=("question", "context", "32B_score_probs"),
     scale=(1, 5),
     judge="Qwen/Qwen2.5-32B-Instruct-GPTQ-Int4",
     instructions="paper",
@@ -116,45 +115,27 @@ def lightblue(row: Row) -> Iterator[Judgement]:
 
     `doc_id` names the sources of a question, the same for both siblings, not the text of the row.
     """
-    both = []
+    orders = []
     for column in SCORE_PROBS:
         value = row.get(column, ABSENT)
-        both.append([number_of(share) for share in value] if isinstance(value, list) else [])
-        if len(both[-1]) != 5:
+        orders.append([number_of(share) for share in value] if isinstance(value, list) else [])
+        if len(orders[-1]) != 5:
             row.refuse(column, value, "a list of 5 probabilities, of the grades 1 to 5", "drop the row")
-    judgement = Judgement(
-        row.text("question"),
-        row.text("context"),
-        query_id=row.id("row_id"),
-        task=row.read(OPTIONAL_TEXT, "dataset_name"),
-        orders=dict(zip(("document-query", "query-document"), both, strict=True)),
-    )
-    faults = [f"{name}: {fault}" for name, shares in zip(SCORE_PROBS, both, strict=True) if (fault := _fault(shares))]
-    if faults:
-        judgement.status, judgement.detail = "no-probabilities", "; ".join(faults)
-    else:
-        (first, second), (p, q) = map(_expected_grade, both), map(math.fsum, both)
-        judgement.value = (first + second) / 2
+    judgement = Judgement(row.text("question"), row.text("context"), query_id=row.id("row_id"))
+    judgement.task = row.read(OPTIONAL_TEXT, "dataset_name")
+    if all(all(0 <= share <= 1.02 for share in shares) and 0 < math.fsum(shares) <= 1.02 for shares in orders):
+        grades, (p, q) = [_expected_grade(shares) for shares in orders], map(math.fsum, orders)
+        judgement.value = sum(grades) / 2
         # both distributions at the lesser mass, whose mean has the mean of their grades
-        shares = zip(*both, strict=False)
+        shares = zip(*orders, strict=False)
         judgement.grade_probs = [min(1.0, p, q) * (share / p + other / q) / 2 for share, other in shares]
-        stated = zip(("prob_exp_val", "rev_prob_exp_val"), (first, second), strict=True)
+        stated = zip(("prob_exp_val", "rev_prob_exp_val"), grades, strict=True)
         if any(abs(number_of(row.get(name)) - grade) > 1e-3 for name, grade in stated):
-            row.note = (
-                "state an expected grade that is off by more than 0.001 from their probabilities; the probabilities "
-                "were taken"
-            )
+            row.note = "state an expected grade that is off by more than 0.001 from their probabilities; "
+            row.note += "the probabilities were taken"
+    else:
+        judgement.status = "no-probabilities"
     yield judgement
-
-
-def _fault(shares: list[float]) -> str:
-    """Return the reason why numbers are no probabilities of the grades, or ""."""
-    if not all(0 <= share <= 1.02 for share in shares):
-        return f"{shares} are not probabilities"
-    total = math.fsum(shares)
-    if total > 1.02:
-        return f"a sum of {total:g} is above 1"
-    return "" if total > 0 else "the judge gave none of the grades any probability"
 
 
 def _expected_grade(shares: list[float]) -> float:
@@ -316,9 +297,13 @@ def umbrela(row: Row) -> Iterator[Judgement]:
         row.refuse("result_status", status, "0 or 1", "write 1 where the prediction was read")
     if "judgment" not in row and is_read != 0:
         row.refuse("judgment", ABSENT, "a grade, 0 to 3", "add the key 'judgment'")
-    answer = next((row[name] for name in ("prediction", "reasoning") if row.get(name) is not None), "")
-    answer = answer if isinstance(answer, str) else json.dumps(answer)
-    judgement = Judgement(
+    answer = str(_first([row], ("prediction", "reasoning"), ""))
+    is_unread = is_read == 0 or value in (None, "")
+    if is_unread or (grade == 0 and status in (None, "") and not _states_zero(answer)):
+        judged = "no-option"
+    else:
+        judged = "off-scale" if grade % 1 > 0 else ""
+    yield Judgement(
         row.text("query", query_parts.get("text", ABSENT)),
         row.text("passage", _first([inner, parts], ("segment", "text"), ABSENT)),
         value=value,
@@ -326,20 +311,8 @@ def umbrela(row: Row) -> Iterator[Judgement]:
         query_id=row.id("query", _first([query_parts, row], ("qid", "query_id"))),
         document_id=row.id("passage", _first([parts, row], ("docid", "document_id", "doc_id"))),
         judge=row.read(OPTIONAL_TEXT, "model") or "",
-        text=answer[:200],
+        status=judged,
     )
-    reasons = {
-        "umbrela could not read the prediction (result_status 0)": is_read == 0,
-        "the judgment is empty": value in (None, ""),
-        "0 without a score in the prediction and without result_status": grade == 0
-        and status in (None, "")
-        and not _states_zero(answer),
-    }
-    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
-        judgement.status, judgement.detail = "no-option", reason
-    elif math.isfinite(grade) and grade != round(grade):
-        judgement.status, judgement.detail = "off-scale", f"grade {grade:g}; the grades are whole numbers"
-    yield judgement
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -407,7 +380,6 @@ TABLE_COLUMNS = ("query", "document", "grade", "query_id", "document_id", "task"
     suffixes=(".jsonl", ".parquet", ".csv", ".tsv"),
     needed=TABLE_COLUMNS[:3],
     optional=TABLE_COLUMNS[3:],
-    signs=TABLE_COLUMNS[:3],
     judge="table",
     may_be_empty=True,
 )
@@ -425,17 +397,13 @@ def table(row: Row, names: Sequence[str] = TABLE_COLUMNS) -> Iterator[Judgement]
     )
 
 
-PAIR_NEEDED = tuple(rule.name for rule in GRADED_COLUMNS if rule.needed)
-
-
 @_format(
     "pairs",
     files="graded pairs of bixse: query, document, relevance",
     licence="yours",
     suffixes=(".jsonl", ".parquet", ".csv", ".tsv"),
-    needed=PAIR_NEEDED,
+    needed=tuple(rule.name for rule in GRADED_COLUMNS if rule.needed),
     optional=tuple(rule.name for rule in GRADED_COLUMNS if not rule.needed),
-    signs=PAIR_NEEDED,
     scale=(0, 1),
     judge="",
     has_grade=True,

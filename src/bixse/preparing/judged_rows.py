@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import shorten
@@ -45,24 +44,14 @@ class Judgement:
     judge: str = ""
     status: str = ""
     """"graded", or the reason for no grade: "no-option", "off-scale", "no-probabilities", ... as judges answer."""
-    detail: str = ""
-    text: str = ""
-    """Answer of the judge, cut to 200 characters."""
     grade_probs: list[float] | None = None
     """Raw probability of each grade from lowest to highest, evenly spaced on the scale."""
-    orders: Mapping[str, list[float]] = field(default_factory=dict)
-    """Name of each input order -> its raw probabilities, if the pair was asked in several orders."""
     score: float | None = None
     """The value as a number."""
     grade: float | None = None
     """The (fractional) grade, within the scale; None unless the status is "graded"."""
     relevance: float | None = None
     """The grade on [0, 1]."""
-
-    @property
-    def probabilities(self) -> tuple[float, ...]:
-        """Return `grade_probs`, empty if unknown."""
-        return tuple(self.grade_probs or ())
 
 
 class Row(dict[str, Any]):
@@ -83,8 +72,7 @@ class Row(dict[str, Any]):
 
     def refuse(self, column: str, value: object, expected: str, fix: str) -> None:
         """Add an error that shows a value."""
-        got = "nothing" if value is ABSENT else json.dumps(value, ensure_ascii=False, default=shorten)
-        self.add(column, got if len(got) <= 60 else f"{got[:57]}...", expected, fix)
+        self.add(column, "nothing" if value is ABSENT else shorten(value), expected, fix)
 
     def read(self, rule: FileColumn, column: str = "", value: Any = ABSENT) -> Any:
         """Return a value, by default that of the column, as the rule reads it."""

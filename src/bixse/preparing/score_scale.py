@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bixse.preparing.convert_settings import SourceSettings
+    from bixse.preparing.convert_settings import ConvertSettings
     from bixse.preparing.formats import Format
     from bixse.preparing.judged_rows import Judgement, Row
 
@@ -180,7 +180,7 @@ class FileScores:
 class Grading:
     """The rule that turns the labels, grades and scores of a source into grades and relevance."""
 
-    def __init__(self, settings: SourceSettings, form: Format) -> None:
+    def __init__(self, settings: ConvertSettings, form: Format) -> None:
         self.form = form
         self.scale = settings.grade_scale or GradeScale(*(form.scale or (0, 1)))
         self.score_map = parse_score_map(settings.score_map) if settings.score_map is not None else None
@@ -209,16 +209,16 @@ class Grading:
             row.refuse(column, value if column in row else ABSENT, "a number", FILL)
         number = None if is_ignored else item.score
         grade, low, high = label if number is None else number, self.scale.minimum, self.scale.maximum
-        if number is not None and not self.score_map and not self.form.has_grade:
-            item.text = item.text or f"{number:g}"
-        if label is not None or (number is not None and self.is_mapped):
-            item.judge = f"teacher scores ({self.score_map})" if self.is_mapped and not is_empty else "binary labels"
+        if self.is_mapped and not is_empty:
+            item.judge = f"teacher scores ({self.score_map})"
+        elif label is not None:
+            item.judge = "binary labels"
         if item.status:
             return
         if grade is None:
-            item.status, item.detail = "no-grade", "the grade is empty"
+            item.status = "no-grade"
         elif number is not None and not self.is_mapped and not low <= number <= high:
-            item.status, item.detail = "off-scale", f"grade {number:g}; the scale is {low:g} to {high:g}"
+            item.status = "off-scale"
         else:
             item.status, item.relevance = "graded", (grade - low) / (high - low)
             item.grade = item.grade if self.form.has_grade else float(grade)

@@ -24,7 +24,7 @@ from bixse.preparing.score_scale import FileScores, Grading, check_scores
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from bixse.preparing.convert_settings import SourceSettings
+    from bixse.preparing.convert_settings import ConvertSettings
     from bixse.preparing.formats import Format
     from bixse.preparing.texts import Texts
 
@@ -36,6 +36,12 @@ CHARACTERS_AT_ONCE = 1 << 22
 """Maximum number of characters of texts per block of rows, about."""
 _PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
 """Suffixes of file names: halves of E5's symmetric tasks, and BGE's files whose rows must not be in-batch negatives."""
+_LOST = {
+    "query": ("query without a text", "not among the queries", "the id of a query", "add the query, or drop its rows"),
+    "document": ("document that the corpus lacks", "not in the corpus", "an id of the corpus",
+                 "add the document to the corpus, or drop it here"),
+}  # fmt: skip
+"""Kind of a text -> what is said of an id without one: what it is, got, expected, fix."""
 
 
 class Source:
@@ -56,7 +62,7 @@ class Source:
         [('copytree', 0.875, 'nq'), ('walk', 0.25, 'nq')]
     """
 
-    def __init__(self, settings: SourceSettings) -> None:
+    def __init__(self, settings: ConvertSettings) -> None:
         self.chosen, self.name, self.path = settings, settings.source, settings.path
         self.form = FORMATS[self.name].with_columns(settings.columns) if settings.columns else FORMATS[self.name]
         self._warnings: list[str] = []
@@ -114,7 +120,7 @@ class Source:
         from bixse.preparing.texts import DOCUMENT, QUERY, Texts, texts_in
 
         with ExitStack() as stack, storage_errors(folder):
-            for kind, files, columns in (("documents", self.corpus, DOCUMENT), ("queries", self.queries, QUERY)):
+            for kind, files, columns in (("document", self.corpus, DOCUMENT), ("query", self.queries, QUERY)):
                 if not files:
                     continue
                 self._texts[kind] = texts = Texts(folder / kind)
@@ -190,44 +196,31 @@ class Source:
 
     def _look_up(self, rows: list[tuple[Row, list[Judgement]]]) -> None:
         """Give judgements the texts that they name by id."""
-        pending = [
-            (row, item) for row, judgements in rows for item in judgements if None in (item.query, item.document)
-        ]
-        if not pending:
-            return
-        queries, documents = (
-            self._texts[kind].of(ids) if kind in self._texts else {}
-            for kind, ids in (
-                ("queries", {item.query_id for _, item in pending if item.query is None}),
-                ("documents", {item.document_id for _, item in pending if item.document is None}),
-            )
-        )
-        lost: dict[str, dict[int, str]] = {}
-        for row, item in pending:
-            if item.query is None and item.query_id not in queries:
-                lost.setdefault("query without a text", {}).setdefault(row.number, item.query_id)
-                got, fix = f"{shorten(item.query_id)}, not among the queries", "add the query, or drop its rows"
-                row.add("query-id", got, "the id of a query", fix)
-            elif item.query is None:
-                item.query = queries[item.query_id].text
-            if item.document is None and not self.corpus:
-                got, fix = f"the id {shorten(item.document_id)} without a text", "give the corpus too (--corpus FILE)"
-                row.add(item.column, got, "a text, or a corpus", fix)
-            elif item.document is None and item.document_id not in documents:
-                lost.setdefault("document that the corpus lacks", {}).setdefault(row.number, item.document_id)
-                got, fix = (
-                    f"{shorten(item.document_id)}, not in the corpus",
-                    "add the document to the corpus, or drop it here",
-                )
-                row.add(item.column, got, "an id of the corpus", fix)
-            elif item.document is None:
-                item.document = documents[item.document_id].content
-                if not item.document:
-                    got = f"{shorten(item.document_id)}, an empty document"
-                    row.add(item.column, got, "a text", "fill the document in, or drop it here")
-        for fault, ids in lost.items():
-            count, first = self._lost.get(fault, (0, next(iter(ids.values()))))
-            self._lost[fault] = count + len(ids), first
+        for kind, (fault, absence, expected, fix) in _LOST.items():
+            named = [
+                (row, item, getattr(item, f"{kind}_id"))
+                for row, judgements in rows
+                for item in judgements
+                if getattr(item, kind) is None
+            ]
+            texts = self._texts[kind].of({name for *_, name in named}) if named and kind in self._texts else {}
+            lost: dict[int, str] = {}
+            for row, item, name in named:
+                column = item.column if kind == "document" else QRELS_HEADER[0]
+                if name in texts and texts[name].strip():
+                    setattr(item, kind, texts[name])
+                elif name in texts:
+                    fill = "fill the document in, or drop it here"
+                    row.add(column, f"{shorten(name)}, an empty document", "a text", fill)
+                elif kind in self._texts:
+                    lost.setdefault(row.number, name)
+                    row.add(column, f"{shorten(name)}, {absence}", expected, fix)
+                else:
+                    got, add = f"the id {shorten(name)} without a text", "give the corpus too (--corpus FILE)"
+                    row.add(column, got, "a text, or a corpus", add)
+            if lost:
+                count, first = self._lost.get(fault, (0, next(iter(lost.values()))))
+                self._lost[fault] = count + len(lost), first
 
     def _complete(self, item: Judgement, task: str | None, judge: str) -> None:
         """Add the ids, and the task and the judge of a file."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
-from bixse.data.collection import DOCUMENT_COLUMNS, QUERY_COLUMNS, Document
+from bixse.data.collection import DOCUMENT_COLUMNS, QUERY_COLUMNS
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import is_unicode
 from bixse.files.rows import FORMATS, kind_of, read_blocks, text_lines
@@ -38,7 +38,7 @@ class Texts:
         >>> texts = Texts(pathlib.Path(tempfile.mkdtemp()) / "documents")
         >>> texts.add(0, iter([(1, "d1", "", "copies a file"), (2, "d1", "", "moves a file")]))
         >>> texts.repeated(), texts.of({"d1", "d2"})
-        ([(0, 2, 'd1')], {'d1': Document(title='', text='copies a file')})
+        ([(0, 2, 'd1')], {'d1': 'copies a file'})
         >>> texts.database.close()
     """
 
@@ -79,11 +79,11 @@ class Texts:
         )
         return [(file, row, identifier) for file, row, identifier in repeats]
 
-    def of(self, ids: Collection[str]) -> dict[str, Document]:
-        """Return id -> text, for the ids that there are."""
+    def of(self, ids: Collection[str]) -> dict[str, str]:
+        """Return id -> title and text, for the ids that there are."""
         self.database.register("wanted", pa.table({"id": list(ids)}))
         rows = self.database.execute("SELECT id, title, text FROM texts SEMI JOIN wanted USING (id)").fetchall()
-        return {identifier: Document(title, text) for identifier, title, text in rows}
+        return {identifier: f"{title} {text}" if title else text for identifier, title, text in rows}
 
 
 def texts_in(
