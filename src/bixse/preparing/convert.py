@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -26,8 +26,7 @@ from bixse.preparing.source import Source
 from bixse.preparing.transforms import PairColumns, TransformReport, reported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from typing import Self
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -46,10 +45,7 @@ TRAIN_FILE = "train.yaml"
 BINS = 10
 WHOLE = "pairs"
 """Name of the only part if nothing is split."""
-_WHAT = {
-    TRAIN_FILE: "settings for `bixse train`",
-    ERRORS_FILE: "rows that could not be read",
-}
+_WHAT = {TRAIN_FILE: "settings for `bixse train`", ERRORS_FILE: "rows that could not be read"}
 """File name -> content."""
 _FILES_SHOWN = 5
 """Maximum number of files whose errors a message lists."""
@@ -104,59 +100,126 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
         (2, ['pairs.parquet', 'train.yaml'])
     """
     with interruptible():
-        source = Source(settings)
+        work = _Conversion(Source(settings), settings, progress)
         if out is None:
             with tempfile.TemporaryDirectory() as folder:
-                return _convert(source, settings, Path(folder), progress, None)
-        hashes = hash_files(source.inputs(), _Bar(progress, "hash", source.inputs().values()).advance)
-        record = open_run(
-            Path(out), "convert", settings.model_dump(mode="json"), hashes, paths=settings.path_settings()
-        )
+                return work.run(Path(folder), None)
+        inputs = work.source.inputs()
+        hashes = hash_files(inputs, _Bar(progress, "hash", inputs.values()).advance)
+        config = settings.model_dump(mode="json")
+        record = open_run(Path(out), "convert", config, hashes, paths=settings.path_settings())
         if record.status == "finished":
             return record.result(ConvertResult, lambda result: result.files)
         with _work_folder(Path(out)) as folder:
-            return _convert(source, settings, folder, progress, record)
+            return work.run(folder, record)
 
 
-def _convert(
-    source: Source, settings: ConvertSettings, folder: Path, progress: ProgressBars | None, record: Run | None
-) -> ConvertResult:
-    times = [time.perf_counter()]
-    files: dict[str, Any] = {}
-    names = {file: name for name, file in source.inputs().items()}
-    with ErrorsFile(folder / "all-errors", names) as faults:
-        bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
-        with source.texts(folder, faults.of, bar.reached):
-            if faults.total and record is not None and not settings.skip_invalid:
-                _refuse(source, settings, faults, 0, look=False)  # rows that name these texts would fail too
-            with storage_errors(folder):
-                pairs = GradedPairs.from_arrow(_read(source, settings, faults, files, progress))
+@dataclass
+class _Conversion:
+    source: Source
+    settings: ConvertSettings
+    progress: ProgressBars | None
+    errors: list[InvalidFileError] = field(default_factory=list)
+    """Errors per file, in reading order."""
+    files: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """Counts of judgements and errors per file of rows."""
+
+    def run(self, folder: Path, record: Run | None) -> ConvertResult:
+        """Convert in a work folder; without a record, write nothing."""
+        times = [time.perf_counter()]
+        with (
+            storage_errors(folder),
+            (folder / "errors").open("w", encoding="utf-8") as out,
+            closing(self._read(folder, out, record is None)) as batches,
+        ):
+            pairs = GradedPairs.from_arrow(batches)
         times.append(time.perf_counter())
-        shown = _refuse(source, settings, faults, len(pairs), look=record is None)
-        parts, applied = select(pairs, settings)
+        shown = self._refuse(len(pairs), look=record is None)
+        parts, applied = select(pairs, self.settings)
         tasks = {name: _tasks(pairs, columns) for name, columns in parts.items()}
         times.append(time.perf_counter())
         written: dict[str, Path] = {}
         if record is not None:
-            step = progress("write", sum(map(len, parts.values()))) if progress is not None else None
+            step = self.progress("write", sum(map(len, parts.values()))) if self.progress is not None else None
             written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
                        for name, columns in parts.items()}  # fmt: skip
-            written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", source, tasks)
-    if record is not None and faults.total:
-        written[ERRORS_FILE] = faults.path
-    times.append(time.perf_counter())
-    result = ConvertResult(
-        source={
-            "name": source.name,
-            "citation": source.form.citation,
-            "licence": source.form.licence,
-            "settings": dict(source.settings),
-            "files": files,
-        },
-        judgements=sum(source.statuses.values()),
-        statuses=dict(source.statuses),
-        errors=faults.total,
-        parts={
+            written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", self.source, tasks)
+            written |= {ERRORS_FILE: folder / "errors"} if self.total else {}
+        times.append(time.perf_counter())
+        result = self._result(parts, tasks, applied, list(written), shown)
+        if record is not None:
+            # From here on files appear in the output folder, which the record must claim first.
+            for name, seconds in zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True):
+                record.timings[name] += seconds
+            record.save("running")
+            with storage_errors(folder):
+                for name, file in written.items():
+                    move_into(file, record.folder / name)
+            record.results = asdict(result)
+            record.save("finished")
+        return result
+
+    @property
+    def total(self) -> int:
+        return sum(errors.total for errors in self.errors)
+
+    def _read(self, folder: Path, out: TextIO, look: bool) -> Generator[pa.RecordBatch]:
+        """Yield the graded pairs of all files in order, and count those of each file; write all errors to `out`."""
+        source, names = self.source, {file: name for name, file in self.source.inputs().items()}
+
+        def errors_of(file: Path) -> InvalidFileError:
+            self.errors.append(_WrittenError(file, names[file], out))
+            return self.errors[-1]
+
+        bar = _Bar(self.progress, "read texts", (*source.corpus, *source.queries))
+        with source.texts(folder, errors_of, bar.reached):
+            if self.total and not look and not self.settings.skip_invalid:
+                self._refuse(0, look)  # rows that name these texts would fail too
+            bar = _Bar(self.progress, f"read {source.name}", source.files)
+            for file in source.files:
+                errors, before = errors_of(file), source.statuses.copy()
+                for judgements in source.read(file, errors, bar.reached):
+                    graded = [item for item in judgements if item.status == "graded"]
+                    columns = {name: [getattr(item, name) for item in graded] for name in SCHEMA.names}
+                    yield pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+                bar.reached(file, file.stat().st_size)
+                new = source.statuses - before
+                counts = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
+                self.files[names[file]] = counts
+
+    def _refuse(self, rows: int, look: bool) -> str:
+        """Refuse errors, and no rows; return the errors of a dry run, which only looks."""
+        source, shown = self.source, ""
+        if self.total and (look or not self.settings.skip_invalid):
+            invalid = [errors for errors in self.errors if errors.total]
+            messages = [*source.unjoined(), *(str(errors) for errors in invalid[:_FILES_SHOWN])]
+            if rest := invalid[_FILES_SHOWN:]:
+                messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
+            other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
+            fixes = [f"the first file looks like the source {' or '.join(other)}: name it"] if other else []
+            fixes += ["correct these rows, or leave them out and keep a list of them: --skip-invalid"] if rows else []
+            shown = "\n".join([*messages, *(f"fix: {fix}" for fix in fixes)])
+            if not look or not rows:
+                raise InputError(shown)
+        if not rows:
+            messages = [f"{count} {status}" for status, count in source.statuses.most_common()]
+            raise InputError(
+                f"{source.path}: got {', '.join(messages) or 'no rows'} and no pair with a grade; expected "
+                f"{source.form.files}; fix: check the export, or the scale if the grades lie outside it"
+            )
+        return shown
+
+    def _result(
+        self,
+        parts: Mapping[str, PairColumns],
+        tasks: Mapping[str, Mapping[str, tuple[int, int]]],
+        applied: Iterable[TransformReport],
+        written: Iterable[str],
+        shown: str,
+    ) -> ConvertResult:
+        source = self.source
+        about = {"name": source.name, "citation": source.form.citation, "licence": source.form.licence}
+        counts = {
             name: {
                 "rows": len(rows),
                 "queries": sum(queries for _, queries in tasks[name].values()),
@@ -164,46 +227,30 @@ def _convert(
                 "histogram": np.histogram(rows.relevance, bins=BINS, range=(0.0, 1.0))[0].tolist(),
             }
             for name, rows in parts.items()
-        },
-        transforms=[asdict(done) for done in applied],
-        files={name: _WHAT.get(name, "graded pairs") for name in written},
-        warnings=source.warnings(),
-        errors_shown=shown,
-    )
-    if record is not None:
-        # From here on files appear in the output folder, which the record must claim first.
-        for name, seconds in zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True):
-            record.timings[name] += seconds
-        record.save("running")
-        with storage_errors(folder):
-            for name, file in written.items():
-                move_into(file, record.folder / name)
-        record.results = asdict(result)
-        record.save("finished")
-    return result
+        }
+        return ConvertResult(
+            source={**about, "settings": dict(source.settings), "files": self.files},
+            judgements=sum(source.statuses.values()),
+            statuses=dict(source.statuses),
+            errors=self.total,
+            parts=counts,
+            transforms=[asdict(done) for done in applied],
+            files={name: _WHAT.get(name, "graded pairs") for name in written},
+            warnings=source.warnings(),
+            errors_shown=shown,
+        )
 
 
-def _read(
-    source: Source,
-    settings: ConvertSettings,
-    faults: ErrorsFile,
-    files: dict[str, Any],
-    progress: ProgressBars | None,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the graded pairs of all files in order, and add the counts of each file to `files`."""
-    bar = _Bar(progress, f"read {source.name}", source.files)
-    for file in source.files:
-        errors, before = faults.of(file), source.statuses.copy()
-        for judgements in source.read(file, errors, bar.reached):
-            graded = [item for item in judgements if item.status == "graded"]
-            columns = {name: [getattr(item, name) for item in graded] for name in SCHEMA.names}
-            columns["judge"] = [judge or None for judge in columns["judge"]]
-            if settings.task is not None:
-                columns["task"] = [settings.task] * len(graded)
-            yield pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
-        bar.reached(file, file.stat().st_size)
-        new = source.statuses - before
-        files[faults.names[file]] = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
+class _WrittenError(InvalidFileError):
+    """The errors of one file, each also written to a file of JSON lines."""
+
+    def __init__(self, path: Path, name: str, out: TextIO) -> None:
+        super().__init__(path)
+        self._name, self._out = name, out
+
+    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
+        super().add(row, column, got, expected, fix)
+        self._out.write(json.dumps({"file": self._name, **asdict(RowError(row, column, got, expected, fix))}) + "\n")
 
 
 def select(pairs: GradedPairs, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
@@ -291,28 +338,6 @@ def _write_pairs(pairs: GradedPairs, columns: PairColumns, target: Path, step: C
     return target
 
 
-def _refuse(source: Source, settings: ConvertSettings, faults: ErrorsFile, rows: int, look: bool) -> str:
-    shown = ""
-    if faults.total and (look or not settings.skip_invalid):
-        invalid = [errors for errors in faults.lists if errors.total]
-        messages = [*source.unjoined(), *(str(errors) for errors in invalid[:_FILES_SHOWN])]
-        if rest := invalid[_FILES_SHOWN:]:
-            messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
-        other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
-        fixes = [f"the first file looks like the source {' or '.join(other)}: name it"] if other else []
-        fixes += ["correct these rows, or leave them out and keep a list of them: --skip-invalid"] if rows else []
-        shown = "\n".join([*messages, *(f"fix: {fix}" for fix in fixes)])
-        if not look or not rows:
-            raise InputError(shown)
-    if not rows:
-        messages = [f"{count} {status}" for status, count in source.statuses.most_common()]
-        raise InputError(
-            f"{source.path}: got {', '.join(messages) or 'no rows'} and no pair with a grade; expected "
-            f"{source.form.files}; fix: check the export, or the scale if the grades lie outside it"
-        )
-    return shown
-
-
 def _write_train_file(target: Path, source: Source, tasks: Mapping[str, Mapping[str, object]]) -> Path:
     part = "train" if "train" in tasks else next(iter(tasks))
     content: dict[str, Any] = {"pairs": f"{part}.parquet"}
@@ -342,56 +367,17 @@ def _work_folder(out: Path) -> Iterator[Path]:
 
 
 class _Bar:
-    """A progress bar over the bytes of several files; it appears with its first step."""
+    """A progress bar over the bytes of several files."""
 
     def __init__(self, progress: ProgressBars | None, title: str, files: Iterable[Path]) -> None:
-        self._make, self._title = progress, title
-        self._total = sum(file.stat().st_size for file in files if file.is_file())
-        self._step: Callable[[int], None] | None = None
+        total = sum(file.stat().st_size for file in files if file.is_file())
+        self._step = progress(title, total) if progress is not None and total else None
         self._reached: dict[Path, int] = {}
 
     def advance(self, count: int) -> None:
-        if self._make is not None and self._total and count > 0:
-            self._step = self._step or self._make(self._title, self._total)
+        if self._step is not None and count > 0:
             self._step(count)
 
     def reached(self, file: Path, position: int) -> None:
         self.advance(position - self._reached.get(file, 0))
         self._reached[file] = max(position, self._reached.get(file, 0))
-
-
-class ErrorsFile:
-    """The errors of several files as one file of JSON lines, and the first errors of each file for messages."""
-
-    def __init__(self, path: Path, names: Mapping[Path, str]) -> None:
-        self.path, self.names = path, names
-        self.lists: list[InvalidFileError] = []
-        """Errors per file, in reading order."""
-
-    def __enter__(self) -> Self:
-        with storage_errors(self.path):
-            self._out = self.path.open("w", encoding="utf-8")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._out.close()
-
-    @property
-    def total(self) -> int:
-        return sum(errors.total for errors in self.lists)
-
-    def of(self, path: Path) -> InvalidFileError:
-        self.lists.append(_WrittenError(path, self.names[path], self._out))
-        return self.lists[-1]
-
-
-class _WrittenError(InvalidFileError):
-    """The errors of one file; each is written to the file of all errors."""
-
-    def __init__(self, path: Path, name: str, out: TextIO) -> None:
-        super().__init__(path)
-        self._name, self._out = name, out
-
-    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
-        super().add(row, column, got, expected, fix)
-        self._out.write(json.dumps({"file": self._name, **asdict(RowError(row, column, got, expected, fix))}) + "\n")

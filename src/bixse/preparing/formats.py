@@ -198,11 +198,12 @@ def flagembedding(row: Row) -> Iterator[Judgement]:
         if not isinstance(texts, list):
             row.refuse(side, texts, "a list of texts", f'write it as {{"{side}": ["..."]}}')
             continue
-        if scores is not None and not (isinstance(scores, list) and len(scores) == len(texts)):
-            expected = f"a list of scores, one for each text of '{side}'"
-            row.refuse(f"{side}_scores", scores, expected, "score the pairs again")
-        scores = scores if isinstance(scores, list) else []
-        for text, score in zip(texts, [*scores, *[None] * len(texts)], strict=False):
+        if not isinstance(scores, list) or len(scores) != len(texts):
+            if scores is not None:
+                expected = f"a list of scores, one for each text of '{side}'"
+                row.refuse(f"{side}_scores", scores, expected, "score the pairs again")
+            scores = [None] * len(texts)
+        for text, score in zip(texts, scores, strict=True):
             yield Judgement(query, row.text(side, text), label, score, f"{side}_scores")
 
 
@@ -264,8 +265,8 @@ def sentence_transformers(row: Row) -> Iterator[Judgement]:
     elif label_column and not isinstance(labels, list) and negatives:
         fix = "a difference of scores (Margin MSE) is no grade: give the scores themselves"
         row.refuse(label_column, labels, expected, fix)
-    values = labels if isinstance(labels, list) else [labels]
-    for number, (column, value) in enumerate(zip(columns, [*values, *[None] * len(columns)], strict=False)):
+    values = labels if isinstance(labels, list) else [labels] * len(columns)
+    for number, (column, value) in enumerate(zip(columns, values, strict=False)):
         label = None if label_column else float(number == 0)
         yield Judgement(query, row.text(column), label, value, label_column)
 
@@ -310,7 +311,7 @@ def umbrela(row: Row) -> Iterator[Judgement]:
         value_column="judgment",
         query_id=row.id("query", _first([query_parts, row], ("qid", "query_id"))),
         document_id=row.id("passage", _first([parts, row], ("docid", "document_id", "doc_id"))),
-        judge=row.read(OPTIONAL_TEXT, "model") or "",
+        judge=row.read(OPTIONAL_TEXT, "model"),
         status=judged,
     )
 
@@ -412,13 +413,13 @@ def pairs(row: Row) -> Iterator[Judgement]:
     """Read a pair of bixse."""
     values = {rule.name: row.read(rule) for rule in GRADED_COLUMNS if rule.kind != "id"}
     yield Judgement(
-        values["query"],
-        values["document"],
+        values["query"] or "",
+        values["document"] or "",
         value=values["relevance"],
         query_id=row.id("query_id"),
         document_id=row.id("document_id"),
         task=values["task"],
-        judge=values["judge"] or "",
+        judge=values["judge"],
         grade_probs=values["grade_probs"],
         grade=values["grade"],
     )

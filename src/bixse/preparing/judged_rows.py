@@ -41,7 +41,7 @@ class Judgement:
     column: str = ""
     """The column of `document_id`."""
     task: str | None = None
-    judge: str = ""
+    judge: str | None = None
     status: str = ""
     """"graded", or the reason for no grade: "no-option", "off-scale", "no-probabilities", ... as judges answer."""
     grade_probs: list[float] | None = None
@@ -60,6 +60,7 @@ class Row(dict[str, Any]):
     def __init__(self, number: int, values: Mapping[str, Any], text_ids: bool = False) -> None:
         super().__init__(values)
         self.number, self._text_ids = number, text_ids
+        self.judgements: list[Judgement] = []
         self.errors: list[tuple[str, str, str, str]] = []
         """Column, what was got, what was expected, fix."""
         self.note = ""

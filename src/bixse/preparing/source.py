@@ -97,7 +97,7 @@ class Source:
         return {
             "format": self.name,
             "scale": [self.scale.minimum, self.scale.maximum],
-            "stated": self.chosen.grade_scale is not None,
+            "stated": self.chosen.scale is not None,
             "map": str(self.grading.score_map) if self.grading.score_map else None,
             "columns": self.chosen.columns or None,
         }
@@ -145,20 +145,21 @@ class Source:
             reached(file, position)
             self._look_up(rows)
             usable: list[Judgement] = []
-            for row, judgements in rows:
-                for judgement in judgements:
-                    self.grading.grade(row, judgement)
+            for row in rows:
+                for item in row.judgements:
+                    self.grading.grade(row, item)
                 for error in sorted(row.errors):
                     errors.add(row.number, *error)
                 if row.note:
                     self._notes[row.note] += 1
                 if row.errors:
                     continue
-                usable += judgements
+                usable += row.judgements
                 if self.form.needs_map:
-                    scores.add(judgements)
-                if self.chosen.grade_scale is not None:
-                    off_scale += [(item.score or 0.0, row.number) for item in judgements if item.status == "off-scale"]
+                    scores.add(row.judgements)
+                if self.chosen.scale is not None:
+                    off = (item for item in row.judgements if item.status == "off-scale")
+                    off_scale += [(item.score or 0.0, row.number) for item in off]
             self.grading.map_scores(usable)
             for item in usable:
                 self._complete(item, task, judge)
@@ -170,7 +171,7 @@ class Source:
         self.scale.check(file, off_scale)
         self._tell(file, scores, bool(errors.total))
 
-    def _blocks(self, file: Path, errors: InvalidFileError) -> Iterator[tuple[list[tuple[Row, list[Judgement]]], int]]:
+    def _blocks(self, file: Path, errors: InvalidFileError) -> Iterator[tuple[list[Row], int]]:
         """Yield rows with their judgements, and the bytes read."""
         form = self.form
         rows: Iterator[tuple[int, dict[str, Any], int]]
@@ -179,29 +180,29 @@ class Source:
             rows = ((number, dict(zip(QRELS_HEADER, values, strict=True)), 0) for number, *values in judged)
         else:
             rows = raw_rows(file, errors, form.needed, form.optional)
-        block: list[tuple[Row, list[Judgement]]] = []
+        block: list[Row] = []
         size = position = 0
         for number, values, position in rows:
             row = Row(number, values, self.chosen.text_ids)
-            judgements = list(form.read(row))
-            if not judgements and not row.errors:
+            row.judgements += form.read(row)
+            if not row.judgements and not row.errors:
                 row.refuse(form.signs[-1], ABSENT, "a text", FILL)
-            block.append((row, judgements))
-            size += sum(len(judgement.document or "") for judgement in judgements)
+            block.append(row)
+            size += sum(len(item.document or "") for item in row.judgements)
             if len(block) == ROWS_AT_ONCE or size > CHARACTERS_AT_ONCE:
                 yield block, position
                 block, size = [], 0
         if block:
             yield block, position
 
-    def _look_up(self, rows: list[tuple[Row, list[Judgement]]]) -> None:
+    def _look_up(self, rows: list[Row]) -> None:
         """Give judgements the texts that they name by id."""
         for kind, (fault, absence, expected, fix) in _LOST.items():
             named = [
-                (row, item, getattr(item, f"{kind}_id"))
-                for row, judgements in rows
-                for item in judgements
-                if getattr(item, kind) is None
+                (row, item, name)
+                for row in rows
+                for item in row.judgements
+                if getattr(item, kind) is None and (name := getattr(item, f"{kind}_id"))
             ]
             texts = self._texts[kind].of({name for *_, name in named}) if named and kind in self._texts else {}
             lost: dict[int, str] = {}
@@ -229,7 +230,7 @@ class Source:
             item.query_id = text_id(item.query or "")
         if self.chosen.text_ids or not item.document_id:
             item.document_id = text_id(item.document)
-        item.task, item.judge = item.task or task, item.judge or judge
+        item.task, item.judge = self.chosen.task or item.task or task, item.judge or judge or None
 
     def _tell(self, file: Path, scores: FileScores, invalid: bool) -> None:
         """Add warnings on the scores of a file and on its name."""
