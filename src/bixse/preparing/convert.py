@@ -136,17 +136,29 @@ class _Conversion:
         times.append(time.perf_counter())
         shown = self._refuse(len(pairs), look=record is None)
         parts, applied = select(pairs, self.settings)
-        tasks = {name: _tasks(pairs, columns) for name, columns in parts.items()}
+        counts = {name: _counts(pairs, columns) for name, columns in parts.items()}
         times.append(time.perf_counter())
         written: dict[str, Path] = {}
         if record is not None:
             step = self.progress("write", sum(map(len, parts.values()))) if self.progress is not None else None
             written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
                        for name, columns in parts.items()}  # fmt: skip
-            written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", self.source, tasks)
+            written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", self.source, counts)
             written |= {ERRORS_FILE: folder / "errors"} if self.total else {}
         times.append(time.perf_counter())
-        result = self._result(parts, tasks, applied, list(written), shown)
+        source = self.source
+        about = {"name": source.name, "citation": source.form.citation, "licence": source.form.licence}
+        result = ConvertResult(
+            source={**about, "settings": dict(source.settings), "files": self.files},
+            judgements=sum(source.statuses.values()),
+            statuses=dict(source.statuses),
+            errors=self.total,
+            parts=counts,
+            transforms=[asdict(done) for done in applied],
+            files={name: _WHAT.get(name, "graded pairs") for name in written},
+            warnings=source.warnings(),
+            errors_shown=shown,
+        )
         if record is not None:
             # From here on files appear in the output folder, which the record must claim first.
             for name, seconds in zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True):
@@ -208,37 +220,6 @@ class _Conversion:
                 f"{source.form.files}; fix: check the export, or the scale if the grades lie outside it"
             )
         return shown
-
-    def _result(
-        self,
-        parts: Mapping[str, PairColumns],
-        tasks: Mapping[str, Mapping[str, tuple[int, int]]],
-        applied: Iterable[TransformReport],
-        written: Iterable[str],
-        shown: str,
-    ) -> ConvertResult:
-        source = self.source
-        about = {"name": source.name, "citation": source.form.citation, "licence": source.form.licence}
-        counts = {
-            name: {
-                "rows": len(rows),
-                "queries": sum(queries for _, queries in tasks[name].values()),
-                "tasks": {task: count for task, (count, _) in tasks[name].items()},
-                "histogram": np.histogram(rows.relevance, bins=BINS, range=(0.0, 1.0))[0].tolist(),
-            }
-            for name, rows in parts.items()
-        }
-        return ConvertResult(
-            source={**about, "settings": dict(source.settings), "files": self.files},
-            judgements=sum(source.statuses.values()),
-            statuses=dict(source.statuses),
-            errors=self.total,
-            parts=counts,
-            transforms=[asdict(done) for done in applied],
-            files={name: _WHAT.get(name, "graded pairs") for name in written},
-            warnings=source.warnings(),
-            errors_shown=shown,
-        )
 
 
 class _WrittenError(InvalidFileError):
@@ -318,15 +299,17 @@ def _first_of_repeats(pairs: GradedPairs) -> NDArray[np.intp]:
     return np.flatnonzero(first == np.arange(len(first)))
 
 
-def _tasks(pairs: GradedPairs, columns: PairColumns) -> dict[str, tuple[int, int]]:
-    """Return task -> number of rows and of queries; rows without a task are under "-"."""
+def _counts(pairs: GradedPairs, columns: PairColumns) -> dict[str, Any]:
+    """Count rows, queries (once per task), rows per task ("-" for none), and rows per tenth of relevance."""
     names, tasks = pairs.tasks
     tasks, queries = tasks[columns.rows], pairs.id_numbers("query")[columns.rows]
-    by_task = {
-        name or "-": (int((tasks == number).sum()), len(np.unique(queries[tasks == number])))
-        for number, name in enumerate(names)
+    by_task = {name or "-": int((tasks == number).sum()) for number, name in enumerate(names)}
+    return {
+        "rows": len(columns),
+        "queries": len(np.unique(queries.astype(np.int64) * len(names) + tasks)),
+        "tasks": {task: count for task, count in sorted(by_task.items()) if count},
+        "histogram": np.histogram(columns.relevance, bins=BINS, range=(0.0, 1.0))[0].tolist(),
     }
-    return {task: counts for task, counts in sorted(by_task.items()) if counts[0]}
 
 
 def _write_pairs(pairs: GradedPairs, columns: PairColumns, target: Path, step: Callable[[int], None] | None) -> Path:
@@ -338,10 +321,10 @@ def _write_pairs(pairs: GradedPairs, columns: PairColumns, target: Path, step: C
     return target
 
 
-def _write_train_file(target: Path, source: Source, tasks: Mapping[str, Mapping[str, object]]) -> Path:
-    part = "train" if "train" in tasks else next(iter(tasks))
+def _write_train_file(target: Path, source: Source, parts: Mapping[str, Mapping[str, Any]]) -> Path:
+    part = "train" if "train" in parts else next(iter(parts))
     content: dict[str, Any] = {"pairs": f"{part}.parquet"}
-    shares = {task: share for task, share in source.form.task_shares.items() if task in tasks[part]}
+    shares = {task: share for task, share in source.form.task_shares.items() if task in parts[part]["tasks"]}
     if shares:
         content["task_shares"] = shares
     if source.form.instructions is not None:

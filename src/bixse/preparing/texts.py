@@ -27,7 +27,6 @@ DOCUMENT, QUERY = (
 MEMORY_LIMIT = "256MB"
 """Memory limit of duckdb; larger data goes to files in its folder."""
 TEXTS_AT_ONCE = 20_000
-COLUMNS = ("position", "row", "file", "id", "title", "text")
 
 
 class Texts:
@@ -64,25 +63,20 @@ class Texts:
             self._count += len(block)
 
     def repeated(self) -> list[tuple[int, int, str]]:
-        """Keep the first text of each id; return file, row and id of repeats with another text."""
-        self.database.execute(
-            "CREATE TEMP TABLE firsts AS SELECT id, min(position) AS position FROM texts GROUP BY id "
-            "HAVING count(*) > 1"
-        )
-        repeats = self.database.execute(
-            "SELECT later.file, later.row, later.id FROM firsts JOIN texts AS later USING (id) "
-            "JOIN texts AS first ON first.position = firsts.position "
+        """Return file, row and id of each text whose id has another text before it."""
+        return self.database.execute(
+            "SELECT later.file, later.row, id "
+            "FROM (SELECT id, min(position) AS position FROM texts GROUP BY id HAVING count(*) > 1) "
+            "JOIN texts AS first USING (id, position) JOIN texts AS later USING (id) "
             "WHERE (later.title, later.text) IS DISTINCT FROM (first.title, first.text) ORDER BY later.position"
         ).fetchall()
-        self.database.execute(
-            "DELETE FROM texts USING firsts WHERE firsts.id = texts.id AND firsts.position <> texts.position"
-        )
-        return [(file, row, identifier) for file, row, identifier in repeats]
 
     def of(self, ids: Collection[str]) -> dict[str, str]:
-        """Return id -> title and text, for the ids that there are."""
+        """Return id -> title and text, for the ids that there are; the first text of an id counts."""
         self.database.register("wanted", pa.table({"id": list(ids)}))
-        rows = self.database.execute("SELECT id, title, text FROM texts SEMI JOIN wanted USING (id)").fetchall()
+        rows = self.database.execute(
+            "SELECT id, title, text FROM texts SEMI JOIN wanted USING (id) ORDER BY position DESC"
+        ).fetchall()
         return {identifier: f"{title} {text}" if title else text for identifier, title, text in rows}
 
 
