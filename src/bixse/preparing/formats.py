@@ -14,7 +14,7 @@ from bixse.data.trec import QRELS_HEADER
 from bixse.errors import BixseError, InvalidFileError
 from bixse.files.rows import raw_rows
 from bixse.files.values import number_of
-from bixse.preparing.judged_rows import ABSENT, OPTIONAL_TEXT, Judgement, Row
+from bixse.preparing.judged_rows import ABSENT, OPTIONAL_TEXT, Judgement, SourceRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +110,7 @@ SCORE_PROBS = ("32B_score_probs", "32B_score_probs_rev")
     judge="Qwen/Qwen2.5-32B-Instruct-GPTQ-Int4",
     instructions="paper",
 )
-def lightblue(row: Row) -> Iterator[Judgement]:
+def lightblue(row: SourceRow) -> Iterator[Judgement]:
     """Take the mean over both input orders of the expected grade of the renormalised probabilities (paper, section 3).
 
     `doc_id` names the sources of a question, the same for both siblings, not the text of the row.
@@ -169,7 +169,7 @@ E5_TASKS |= {name: name for name in _SAME}
     },
     instructions="paper",
 )
-def e5(row: Row) -> Iterator[Judgement]:
+def e5(row: SourceRow) -> Iterator[Judgement]:
     """Read a positive and a negative."""
     query = row.text("query")
     yield Judgement(query, row.text("positive"), label=1.0)
@@ -188,7 +188,7 @@ def e5(row: Row) -> Iterator[Judgement]:
     scale=(0, 1),
     task="file",
 )
-def flagembedding(row: Row) -> Iterator[Judgement]:
+def flagembedding(row: SourceRow) -> Iterator[Judgement]:
     """Read lists of positives and negatives, with a list of scores for each."""
     query = row.text("query")
     for label, side in ((1.0, "pos"), (0.0, "neg")):
@@ -217,7 +217,7 @@ def flagembedding(row: Row) -> Iterator[Judgement]:
     scale=(0, 1),
     task="file",
 )
-def tevatron(row: Row) -> Iterator[Judgement]:
+def tevatron(row: SourceRow) -> Iterator[Judgement]:
     """Read passages with their texts, or ids of passages in a corpus."""
     query, query_id = row.text(row.first("query", "query_text")), row.id("query_id")
     for label, side in ((1.0, "positive"), (0.0, "negative")):
@@ -249,7 +249,7 @@ NEGATIVE = re.compile(r"(negative|neg)(_?\d+)?")
     signs=("anchor", "positive"),
     judge="labels",
 )
-def sentence_transformers(row: Row) -> Iterator[Judgement]:
+def sentence_transformers(row: SourceRow) -> Iterator[Judgement]:
     """Read a positive and any number of negatives; or a label, or labels of each document in their order."""
     query = row.text(row.first(*QUERIES))
     negatives = [column for column in row if NEGATIVE.fullmatch(column) and row[column] is not None]
@@ -279,7 +279,7 @@ def sentence_transformers(row: Row) -> Iterator[Judgement]:
     scale=(0, 3),
     judge="umbrela",
 )
-def umbrela(row: Row) -> Iterator[Judgement]:
+def umbrela(row: SourceRow) -> Iterator[Judgement]:
     """Read a judgement.
 
     umbrela writes 0 if it could not read the prediction; `result_status` is then 0. Files of early versions lack
@@ -362,7 +362,7 @@ def _states_zero(answer: str) -> bool:
     judge="{file}",
     task="folder",
 )
-def qrels(row: Row) -> Iterator[Judgement]:
+def qrels(row: SourceRow) -> Iterator[Judgement]:
     """Read a grade of a document for a query, both named by their ids."""
     query_id, document_id, grade = (row[name] for name in QRELS_HEADER)
     yield Judgement(None, None, None, grade, "score", query_id, document_id, "corpus-id")
@@ -384,7 +384,7 @@ TABLE_COLUMNS = ("query", "document", "grade", "query_id", "document_id", "task"
     judge="table",
     may_be_empty=True,
 )
-def table(row: Row, names: Sequence[str] = TABLE_COLUMNS) -> Iterator[Judgement]:
+def table(row: SourceRow, names: Sequence[str] = TABLE_COLUMNS) -> Iterator[Judgement]:
     """Read a pair with its grade; the file has other `names` for `TABLE_COLUMNS`."""
     query, document, grade, query_id, document_id, task = names
     yield Judgement(
@@ -409,7 +409,7 @@ def table(row: Row, names: Sequence[str] = TABLE_COLUMNS) -> Iterator[Judgement]
     judge="",
     has_grade=True,
 )
-def pairs(row: Row) -> Iterator[Judgement]:
+def pairs(row: SourceRow) -> Iterator[Judgement]:
     """Read a pair of bixse."""
     values = {rule.name: row.read(rule) for rule in GRADED_COLUMNS if rule.kind != "id"}
     yield Judgement(

@@ -54,7 +54,7 @@ class Judgement:
     """The grade on [0, 1]."""
 
 
-class Row(dict[str, Any]):
+class SourceRow(dict[str, Any]):
     """A row of a file: key -> value. A value that cannot be used is an error of the row, which is then left out."""
 
     def __init__(self, number: int, values: Mapping[str, Any], text_ids: bool = False) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bixse.preparing.convert_settings import ConvertSettings
     from bixse.preparing.formats import Format
-    from bixse.preparing.judged_rows import Judgement, Row
+    from bixse.preparing.judged_rows import Judgement, SourceRow
 
 MAPS = {
     "prob": "scores are probabilities of relevance, 0 to 1",
@@ -190,10 +190,11 @@ class Grading:
                 f"scores are: {'; '.join(f'{name}: {what}' for name, what in MAPS.items())}"
             )
         self.is_binary = self.score_map is not None and self.score_map.kind == "binary"
-        self.is_mapped = self.score_map is not None and not self.is_binary
+        self.teacher = None if self.is_binary else self.score_map
+        """The map from the scores of a teacher to relevance, if they count."""
         self.is_unstated = "score_map" in form.options and self.score_map is None and settings.grade_scale is None
 
-    def grade(self, row: Row, item: Judgement) -> None:
+    def grade(self, row: SourceRow, item: Judgement) -> None:
         """Give a judgement its score, status, grade and relevance; add what is wrong with its value to the row."""
         value, column, label = item.value, item.value_column, item.label
         is_empty = value is None or value == ""
@@ -202,35 +203,35 @@ class Grading:
             item.score = number_of(value)
             if not is_ignored or self.form.needs_map:
                 self._check(row, column, value, item.score)
-        elif column and self.is_mapped:
+        elif column and self.teacher is not None:
             fix = "score the pairs, or take the labels: --score-map binary"
             row.refuse(column, ABSENT, "a score of every text", fix)
         elif column and label is None and not item.status and not self.form.may_be_empty:
             row.refuse(column, value if column in row else ABSENT, "a number", FILL)
         number = None if is_ignored else item.score
         grade, low, high = label if number is None else number, self.scale.minimum, self.scale.maximum
-        if self.is_mapped and not is_empty:
-            item.judge = f"teacher scores ({self.score_map})"
+        if self.teacher is not None and not is_empty:
+            item.judge = f"teacher scores ({self.teacher})"
         elif label is not None:
             item.judge = "binary labels"
         if item.status:
             return
         if grade is None:
             item.status = "no-grade"
-        elif number is not None and not self.is_mapped and not low <= number <= high:
+        elif number is not None and self.teacher is None and not low <= number <= high:
             item.status = "off-scale"
         else:
             item.status, item.relevance = "graded", (grade - low) / (high - low)
             item.grade = item.grade if self.form.has_grade else float(grade)
 
-    def _check(self, row: Row, column: str, value: Any, number: float) -> None:
+    def _check(self, row: SourceRow, column: str, value: Any, number: float) -> None:
         """Refuse a value that is no number, or has no meaning."""
         if not math.isfinite(number):
             row.refuse(column, value, "a finite number", number_hint(value, "drop the row"))
-        elif self.is_mapped and self.score_map is not None:
-            low, high = self.score_map.range
+        elif self.teacher is not None:
+            low, high = self.teacher.range
             if not low <= number <= high:
-                row.refuse(column, value, f"a score in the range of the map {self.score_map}", "state another map")
+                row.refuse(column, value, f"a score in the range of the map {self.teacher}", "state another map")
         elif self.is_binary and not self.form.needs_map and number not in (0, 1):
             row.refuse(column, value, "0 or 1 under the map binary", "state another map, or a scale")
         if self.is_unstated:
@@ -239,9 +240,9 @@ class Grading:
 
     def map_scores(self, judgements: Sequence[Judgement]) -> None:
         """Map the scores of a teacher to grades, all at once."""
-        if self.is_mapped and self.score_map is not None:
+        if self.teacher is not None:
             scored = [item for item in judgements if item.score is not None]
-            grades = map_scores(np.array([item.score for item in scored]), self.score_map)
+            grades = map_scores(np.array([item.score for item in scored]), self.teacher)
             for item, grade in zip(scored, grades.tolist(), strict=True):
                 item.grade = item.relevance = grade
 

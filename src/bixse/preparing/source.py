@@ -18,7 +18,7 @@ from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import storage_errors
 from bixse.files.rows import files_of, other_form, raw_rows, stem_of
 from bixse.preparing.formats import FORMATS
-from bixse.preparing.judged_rows import ABSENT, FILL, Judgement, Row
+from bixse.preparing.judged_rows import ABSENT, FILL, Judgement, SourceRow
 from bixse.preparing.score_scale import FileScores, Grading, check_scores
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bixse.preparing.convert_settings import ConvertSettings
     from bixse.preparing.formats import Format
-    from bixse.preparing.texts import Texts
+    from bixse.preparing.texts import TextsById
 
 Reached: TypeAlias = Callable[[Path, int], None]
 """A callback that gets a file and the number of bytes read."""
@@ -72,7 +72,7 @@ class Source:
         self.statuses: Counter[str] = Counter()
         """Number of judgements per status."""
         self._notes: Counter[str] = Counter()
-        self._texts: dict[str, Texts] = {}
+        self._texts: dict[str, TextsById] = {}
         self._rows = self._ignored = 0
         self._lost: dict[str, tuple[int, str]] = {}
         """Fault -> number of rows with an id that is not among the texts, and the first such id."""
@@ -117,13 +117,13 @@ class Source:
     @contextmanager
     def texts(self, folder: Path, errors_of: Callable[[Path], InvalidFileError], reached: Reached) -> Iterator[None]:
         """Read the texts that rows name by id, into databases in `folder` that are open until the end."""
-        from bixse.preparing.texts import DOCUMENT, QUERY, Texts, texts_in
+        from bixse.preparing.texts import DOCUMENT, QUERY, TextsById, texts_in
 
         with ExitStack() as stack, storage_errors(folder):
             for kind, files, columns in (("document", self.corpus, DOCUMENT), ("query", self.queries, QUERY)):
                 if not files:
                     continue
-                self._texts[kind] = texts = Texts(folder / kind)
+                self._texts[kind] = texts = TextsById(folder / kind)
                 stack.callback(texts.database.close)
                 lists = [errors_of(file) for file in files]
                 for number, (file, errors) in enumerate(zip(files, lists, strict=True)):
@@ -146,8 +146,6 @@ class Source:
             self._look_up(rows)
             usable: list[Judgement] = []
             for row in rows:
-                for item in row.judgements:
-                    self.grading.grade(row, item)
                 for error in sorted(row.errors):
                     errors.add(row.number, *error)
                 if row.note:
@@ -171,8 +169,8 @@ class Source:
         self.scale.check(file, off_scale)
         self._tell(file, scores, bool(errors.total))
 
-    def _blocks(self, file: Path, errors: InvalidFileError) -> Iterator[tuple[list[Row], int]]:
-        """Yield rows with their judgements, and the bytes read."""
+    def _blocks(self, file: Path, errors: InvalidFileError) -> Iterator[tuple[list[SourceRow], int]]:
+        """Yield rows with their judgements, without texts that are looked up; and the bytes read."""
         form = self.form
         rows: Iterator[tuple[int, dict[str, Any], int]]
         if form.is_qrels:
@@ -180,22 +178,25 @@ class Source:
             rows = ((number, dict(zip(QRELS_HEADER, values, strict=True)), 0) for number, *values in judged)
         else:
             rows = raw_rows(file, errors, form.needed, form.optional)
-        block: list[Row] = []
+        block: list[SourceRow] = []
         size = position = 0
         for number, values, position in rows:
-            row = Row(number, values, self.chosen.text_ids)
+            row = SourceRow(number, values, self.chosen.text_ids)
             row.judgements += form.read(row)
             if not row.judgements and not row.errors:
                 row.refuse(form.signs[-1], ABSENT, "a text", FILL)
+            for item in row.judgements:
+                self.grading.grade(row, item)
+                size += len(item.query or "") + len(item.document or "")
+            row.clear()  # columns that no format reads may be large
             block.append(row)
-            size += sum(len(item.document or "") for item in row.judgements)
             if len(block) == ROWS_AT_ONCE or size > CHARACTERS_AT_ONCE:
                 yield block, position
                 block, size = [], 0
         if block:
             yield block, position
 
-    def _look_up(self, rows: list[Row]) -> None:
+    def _look_up(self, rows: list[SourceRow]) -> None:
         """Give judgements the texts that they name by id."""
         for kind, (fault, absence, expected, fix) in _LOST.items():
             named = [
@@ -236,10 +237,10 @@ class Source:
         """Add warnings on the scores of a file and on its name."""
         if not self.form.needs_map:
             return
-        score_map = self.grading.score_map
-        if self.grading.is_mapped and score_map is not None and (scores.positive or scores.negative):
+        teacher = self.grading.teacher
+        if teacher is not None and (scores.positive or scores.negative):
             try:
-                warnings = check_scores(scores.positive, scores.negative, score_map, f"scores of {file.name}")
+                warnings = check_scores(scores.positive, scores.negative, teacher, f"scores of {file.name}")
             except InputError as error:
                 if not invalid:
                     raise
