@@ -13,7 +13,8 @@ from bixse.data.task_instructions import load_instructions
 from bixse.errors import BixseError, InputError, InvalidFileError
 from bixse.files.files import is_unicode
 from bixse.preparing.convert_settings import ConvertSettings
-from bixse.preparing.formats import FORMATS
+from bixse.preparing.formats import FORMATS, register
+from bixse.preparing.judged_rows import Judgement
 from bixse.preparing.source import Source
 from helpers.row_files import faults
 
@@ -99,6 +100,22 @@ def test_broken_rows_are_named_by_row_and_column(tmp_path, name):
     assert set(errors(name, path, **options)) == {
         (row, column) for row, (_, columns) in enumerate(broken, 1) for column in columns
     }
+
+
+def test_a_format_is_a_function_from_a_row_to_judgements(tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMATS, "clicks", None)  # and gone at the end
+
+    @register("clicks", files="JSONL of clicks", suffixes=(".jsonl",), scale=(0, 3), task="file")
+    def clicks(row):
+        for text, count in row.get("hits", {}).items():
+            yield Judgement(row.text("words"), row.text("hits", text), value=count, value_column="hits")
+
+    good = {"words": "copy a folder", "hits": {"copytree": 3, "walk": 0, "move": 7}}
+    assert [(row.document, row.relevance, row.status, row.task) for row in rows("clicks", written(tmp_path, good))] == [
+        ("copytree", 1.0, "graded", "rows"), ("walk", 0.0, "graded", "rows"), ("move", None, "off-scale", "rows"),
+    ]  # fmt: skip
+    bad = {"words": 3, "hits": {" ": 1, "walk": "often"}}
+    assert errors("clicks", written(tmp_path, good, bad)) == [(2, "hits"), (2, "hits"), (2, "words")]
 
 
 @pytest.mark.parametrize(

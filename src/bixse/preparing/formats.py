@@ -74,14 +74,14 @@ class Format:
 FORMATS: dict[str, Format] = {}
 
 
-def _format(name: str, **facts: Any) -> Callable[[Read], Read]:
+def register(name: str, **facts: Any) -> Callable[[Read], Read]:
     """Register a function as a format."""
 
-    def register(read: Read) -> Read:
+    def add(read: Read) -> Read:
         FORMATS[name] = Format(name, read, **facts)
         return read
 
-    return register
+    return add
 
 
 def looks_like(path: Path) -> list[str]:
@@ -98,7 +98,7 @@ def looks_like(path: Path) -> list[str]:
 SCORE_PROBS = ("32B_score_probs", "32B_score_probs_rev")
 
 
-@_format(
+@register(
     "lightblue",
     files="Parquet or JSONL of LightBlue: question, context, 32B_score_probs, 32B_score_probs_rev",
     citation="huggingface.co/datasets/lightblue/reranker_continuous_filt_max7_train, Apache-2.0",
@@ -150,7 +150,7 @@ E5_TASKS |= {name: name for name in _SAME}
 """Name of a file -> its task in the paper's table of instructions."""
 
 
-@_format(
+@register(
     "e5",
     files="JSONL of echo-embeddings' training data: query, positive, negative",
     citation="Springer et al. 2024, arXiv:2402.15449, after Wang et al. 2024 (E5-Mistral), arXiv:2401.00368",
@@ -176,7 +176,7 @@ def e5(row: SourceRow) -> Iterator[Judgement]:
     yield Judgement(query, row.text("negative"), label=0.0)
 
 
-@_format(
+@register(
     "flagembedding",
     files="JSONL of FlagEmbedding: query, pos, neg, pos_scores, neg_scores",
     citation="Chen et al. 2024, BGE M3-Embedding, arXiv:2402.03216; github.com/FlagOpen/FlagEmbedding",
@@ -207,7 +207,7 @@ def flagembedding(row: SourceRow) -> Iterator[Judgement]:
             yield Judgement(query, row.text(side, text), label, score, f"{side}_scores")
 
 
-@_format(
+@register(
     "tevatron",
     files="JSONL of tevatron: query_id, query, positive_passages, negative_passages",
     citation="Gao et al. 2022, Tevatron, arXiv:2203.05765; github.com/texttron/tevatron",
@@ -239,7 +239,7 @@ POSITIVES = ("positive", "pos", "answer", "document", "passage", "sentence2", "s
 NEGATIVE = re.compile(r"(negative|neg)(_?\d+)?")
 
 
-@_format(
+@register(
     "sentence-transformers",
     files="table of sentence-transformers: anchor, positive, negative, negative_1, ..., or label",
     citation="Reimers and Gurevych 2019, arXiv:1908.10084; sbert.net, dataset overview",
@@ -271,7 +271,7 @@ def sentence_transformers(row: SourceRow) -> Iterator[Judgement]:
         yield Judgement(query, row.text(column), label, value, label_column)
 
 
-@_format(
+@register(
     "umbrela",
     files="JSONL of umbrela: query, passage, judgment, result_status",
     citation="Upadhyay et al. 2024, UMBRELA, arXiv:2406.06519; github.com/castorini/umbrela",
@@ -338,7 +338,7 @@ def _states_zero(answer: str) -> bool:
     return _ZERO.search(_SCALE_NAMED.sub(" ", answer)) is not None
 
 
-@_format(
+@register(
     "trec",
     files="qrels: query id, 0, document id, grade; with topics (--queries) and a collection (--corpus)",
     citation="TREC qrels as trec_eval reads them; tracks: Craswell et al. 2020, arXiv:2003.07820, and after",
@@ -347,7 +347,7 @@ def _states_zero(answer: str) -> bool:
     is_qrels=True,
     judge="{file}",
 )
-@_format(
+@register(
     "beir",
     files="folder in the BEIR layout: corpus.jsonl, queries.jsonl, qrels/<split>.tsv",
     citation="Thakur et al. 2021, BEIR, arXiv:2104.08663",
@@ -372,7 +372,7 @@ TABLE_COLUMNS = ("query", "document", "grade", "query_id", "document_id", "task"
 """Columns of the format "table"; those of ids and task may be absent."""
 
 
-@_format(
+@register(
     "table",
     files="table of pairs: a query, a document and a grade in each row",
     licence="yours",
@@ -398,7 +398,7 @@ def table(row: SourceRow, names: Sequence[str] = TABLE_COLUMNS) -> Iterator[Judg
     )
 
 
-@_format(
+@register(
     "pairs",
     files="graded pairs of bixse: query, document, relevance",
     licence="yours",
