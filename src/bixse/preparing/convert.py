@@ -100,7 +100,7 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
         (2, ['pairs.parquet', 'train.yaml'])
     """
     with interruptible():
-        work = _Conversion(Source(settings), settings, progress)
+        work = _Conversion(Source(settings), progress)
         if out is None:
             with tempfile.TemporaryDirectory() as folder:
                 return work.run(Path(folder), None)
@@ -116,8 +116,9 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
 
 @dataclass
 class _Conversion:
+    """One reading of a source."""
+
     source: Source
-    settings: ConvertSettings
     progress: ProgressBars | None
     errors: list[InvalidFileError] = field(default_factory=list)
     """Errors per file, in reading order."""
@@ -135,7 +136,7 @@ class _Conversion:
             pairs = GradedPairs.from_arrow(batches)
         times.append(time.perf_counter())
         shown = self._refuse(len(pairs), look=record is None)
-        parts, applied = select(pairs, self.settings)
+        parts, applied = select(pairs, self.source.chosen)
         counts = {name: _counts(pairs, columns) for name, columns in parts.items()}
         times.append(time.perf_counter())
         written: dict[str, Path] = {}
@@ -185,7 +186,7 @@ class _Conversion:
 
         bar = _Bar(self.progress, "read texts", (*source.corpus, *source.queries))
         with source.texts(folder, errors_of, bar.reached):
-            if self.total and not look and not self.settings.skip_invalid:
+            if self.total and not look and not self.source.chosen.skip_invalid:
                 self._refuse(0, look)  # rows that name these texts would fail too
             bar = _Bar(self.progress, f"read {source.name}", source.files)
             for file in source.files:
@@ -202,7 +203,7 @@ class _Conversion:
     def _refuse(self, rows: int, look: bool) -> str:
         """Refuse errors, and no rows; return the errors of a dry run, which only looks."""
         source, shown = self.source, ""
-        if self.total and (look or not self.settings.skip_invalid):
+        if self.total and (look or not self.source.chosen.skip_invalid):
             invalid = [errors for errors in self.errors if errors.total]
             messages = [*source.unjoined(), *(str(errors) for errors in invalid[:_FILES_SHOWN])]
             if rest := invalid[_FILES_SHOWN:]:
