@@ -23,7 +23,7 @@ from bixse.files.files import alone_in, hash_files, interruptible, move_into, st
 from bixse.files.parquet import table_writer
 from bixse.preparing.formats import looks_like
 from bixse.preparing.source import Source
-from bixse.preparing.transforms import PairColumns, TransformReport, reported
+from bixse.preparing.transforms import BINS, PairColumns, TransformReport, reported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -38,17 +38,11 @@ if TYPE_CHECKING:
 
 STATE = ".part"
 """Folder of work files inside the output folder, until all output is written."""
-ERRORS_FILE = "errors.jsonl"
-"""Rows that could not be read and were left out."""
-TRAIN_FILE = "train.yaml"
-"""Settings for `bixse train` on the pairs."""
-BINS = 10
-WHOLE = "pairs"
-"""Name of the only part if nothing is split."""
+ERRORS_FILE, TRAIN_FILE = "errors.jsonl", "train.yaml"
+WHOLE = "pairs"  # name of the only part if nothing is split
 _WHAT = {TRAIN_FILE: "settings for `bixse train`", ERRORS_FILE: "rows that could not be read"}
 """File name -> content."""
-_FILES_SHOWN = 5
-"""Maximum number of files whose errors a message lists."""
+_FILES_SHOWN = 5  # at most, of those with errors
 
 
 @dataclass(frozen=True)
@@ -269,11 +263,11 @@ def select(pairs: GradedPairs, settings: ConvertSettings) -> tuple[dict[str, Pai
 
 def _refuse_other_texts(pairs: GradedPairs) -> None:
     """Refuse an id with several texts: different queries or documents would be joined."""
-    columns: dict[Kind, tuple[Column, Column]] = {
-        "query": (pairs.query_ids, pairs.queries),
-        "document": (pairs.document_ids, pairs.documents),
-    }
-    for kind, (ids, texts) in columns.items():
+    columns: list[tuple[Kind, Column, Column]] = [
+        ("query", pairs.query_ids, pairs.queries),
+        ("document", pairs.document_ids, pairs.documents),
+    ]
+    for kind, ids, texts in columns:
         clashes: dict[int, int] = {}
         for row, before in pairs.other_texts(kind):
             clashes.setdefault(before, row)

@@ -110,10 +110,8 @@ class ConvertSettings(Settings):
     @model_validator(mode="after")
     def _suits_the_source(self) -> Self:
         form, path = FORMATS[self.source], self.path
-        stated = {"scale": self.grade_scale, "score_map": self.score_map, "corpus": self.corpus,
-                 "queries": self.queries, "qrels": self.qrels, "columns": self.columns or None}  # fmt: skip
-        for option, value in stated.items():
-            if value is not None and option not in form.options:
+        for option in ("scale", "score_map", "corpus", "queries", "qrels", "columns"):
+            if getattr(self, option) not in (None, {}) and option not in form.options:
                 owners = ", ".join(other for other, entry in FORMATS.items() if option in entry.options)
                 texts = option in ("corpus", "queries")
                 raise InputError(
@@ -121,7 +119,7 @@ class ConvertSettings(Settings):
                     f"{'each row has its texts' if texts else 'the files state it'}; fix: leave it out (it is for "
                     f"{owners}){'; a table gets them with pandas: table.merge(corpus, ...)' if texts else ''}"
                 )
-        missing = [option for option in ("queries", "corpus") if option in form.options and stated[option] is None]
+        missing = [name for name in ("queries", "corpus") if name in form.options and getattr(self, name) is None]
         if form.is_qrels and missing:
             flags = " and no ".join(map(_flag, missing))
             raise InputError(

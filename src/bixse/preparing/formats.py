@@ -11,13 +11,99 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bixse.data.pairs_files import GRADED_COLUMNS
 from bixse.data.trec import QRELS_HEADER
-from bixse.errors import BixseError, InvalidFileError
+from bixse.errors import BixseError, InvalidFileError, shorten
+from bixse.files.files import is_unicode
 from bixse.files.rows import raw_rows
-from bixse.files.values import number_of
-from bixse.preparing.judged_rows import ABSENT, OPTIONAL_TEXT, Judgement, SourceRow
+from bixse.files.values import FileColumn, InvalidValueError, number_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+ABSENT: Any = object()
+"""A value that a row lacks."""
+FILL = "fill it in or drop the row"
+TEXT, OPTIONAL_TEXT = FileColumn("text"), FileColumn("text", needed=False)
+
+
+@dataclass(slots=True)
+class Judgement:
+    """The answer of a judge to one (query, document) pair.
+
+    A format gives texts, ids, and a label or a value; the readers of `Source` fill in the rest.
+    """
+
+    query: str | None  # None for the text of `query_id` among the queries
+    document: str | None  # None for the text of `document_id` in the corpus
+    label: float | None = None  # 1 for a positive, 0 for a negative
+    value: Any = None  # the grade, or the score of a teacher, as the file has it
+    value_column: str = ""  # if given, a judgement without a label needs a value
+    query_id: str = ""  # an empty id is made from the text
+    document_id: str = ""
+    column: str = ""  # of `document_id`
+    task: str | None = None
+    judge: str | None = None
+    status: str = ""  # "graded", or why there is no grade: "no-option", "off-scale", "no-probabilities", ...
+    grade_probs: list[float] | None = None  # of each grade from lowest to highest, evenly spaced on the scale
+    score: float | None = None  # the value as a number
+    grade: float | None = None  # within the scale; None unless the status is "graded"
+    relevance: float | None = None  # the grade on [0, 1]
+
+
+class SourceRow(dict[str, Any]):
+    """A row of a file: key -> value. A value that cannot be used is an error of the row, which is then left out."""
+
+    def __init__(self, number: int, values: Mapping[str, Any], text_ids: bool = False) -> None:
+        super().__init__(values)
+        self.number, self._text_ids = number, text_ids
+        self.judgements: list[Judgement] = []
+        self.errors: list[tuple[str, str, str, str]] = []
+        """Column, what was got, what was expected, fix."""
+        self.note = ""
+        """The end of a sentence "12 rows ..." for a warning that counts rows."""
+
+    def add(self, column: str, got: str, expected: str, fix: str) -> None:
+        """Add an error, once: two documents of a row may lack the same."""
+        if (error := (column, got, expected, fix)) not in self.errors:
+            self.errors.append(error)
+
+    def refuse(self, column: str, value: object, expected: str, fix: str) -> None:
+        """Add an error that shows a value."""
+        self.add(column, "nothing" if value is ABSENT else shorten(value), expected, fix)
+
+    def read(self, rule: FileColumn, column: str = "", value: Any = ABSENT) -> Any:
+        """Return a value, by default that of the column, as the rule reads it."""
+        column = column or rule.name
+        if value is ABSENT and (value := self.get(column, ABSENT)) is ABSENT:
+            if rule.needed:
+                self.refuse(column, ABSENT, rule.expected, FILL)
+            return None
+        try:
+            return rule.read(value)
+        except InvalidValueError as error:
+            self.add(column, error.got, error.expected, error.fix)
+            return None
+
+    def text(self, column: str, value: Any = ABSENT) -> str:
+        """Return a text, which must be there, by default that of the column."""
+        return self.read(TEXT, column, value) or ""
+
+    def id(self, column: str, value: Any = ABSENT) -> str:
+        """Return an id, by default that of the column; "" if there is none."""
+        value = self.get(column) if value is ABSENT else value
+        if value is None or value == "":
+            return ""
+        if type(value) is int:
+            return str(value)
+        if isinstance(value, str) and is_unicode(value) and (self._text_ids or value.split() == [value]):
+            return value
+        expected = "a text without white space, or a whole number"
+        self.refuse(column, value, expected, "write ids as such strings, or give --text-ids")
+        return ""
+
+    def first(self, *columns: str) -> str:
+        """Return the first of these columns that the row has; the first of all if it has none."""
+        return next((column for column in columns if column in self), columns[0])
+
 
 Read: TypeAlias = Callable[..., Iterator[Judgement]]
 
@@ -28,42 +114,26 @@ class Format:
 
     name: str
     read: Read
-    files: str
-    """A description of the files for messages."""
+    files: str  # what they are, for messages
     citation: str = ""
     licence: str = "that of its texts"
-    options: tuple[str, ...] = ()
-    """Settings of `bixse convert` that concern this format, besides those of all formats."""
+    options: tuple[str, ...] = ()  # settings of `bixse convert` that concern this format alone
     needs_scale: bool = False
     needs_map: bool = False
-    scale: tuple[float, float] | None = None
-    """Lowest and highest value; None if the user states it."""
-    suffixes: tuple[str, ...] = ()
-    """Suffixes of the files that are read of a folder; none for one file only."""
-    folder: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of the rows, corpus and queries in a folder that is one data set."""
+    scale: tuple[float, float] | None = None  # lowest and highest value, unless the user states it
+    suffixes: tuple[str, ...] = ()  # of the files that are read of a folder; none for one file only
+    folder: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names in a folder that is one data set
     is_qrels: bool = False
-    """True for rows of qrels, whose queries and documents are looked up."""
-    needed: tuple[str, ...] = ()
-    """Columns that a file with a header must have."""
-    optional: tuple[str, ...] | None = ()
-    """Columns that it may have; None for any."""
-    signs: tuple[str, ...] = ()
-    """Columns by which a file is recognised that was given to another source, by default those that it needs."""
-    judge: str = "binary labels"
-    """The judge, if a row does not name it; {file} is the name of the file."""
-    task: str = ""
-    """"file" or "folder" if its name is the task of rows without one."""
-    tasks: Mapping[str, str] = field(default_factory=dict)
-    """Name of a file -> its task."""
-    task_shares: Mapping[str, float] = field(default_factory=dict)
-    """Task -> share of its queries in an epoch of training."""
-    instructions: str | None = None
-    """Table of instructions for training."""
-    may_be_empty: bool = False
-    """True if a row without a value is counted and left out; else it is an error."""
-    has_grade: bool = False
-    """True if rows have a grade on a scale of its own beside the value."""
+    needed: tuple[str, ...] = ()  # columns that a file with a header must have
+    optional: tuple[str, ...] | None = ()  # columns that it may have; None for any
+    signs: tuple[str, ...] = ()  # columns by which a file of another source is recognised, unless those needed
+    judge: str = "binary labels"  # if a row names none; {file} is the name of the file
+    task: str = ""  # "file" or "folder" if its name is the task of rows without one
+    tasks: Mapping[str, str] = field(default_factory=dict)  # name of a file -> its task
+    task_shares: Mapping[str, float] = field(default_factory=dict)  # task -> share of its queries in an epoch
+    instructions: str | None = None  # table of instructions for training
+    may_be_empty: bool = False  # a row without a value is counted and left out; else it is an error
+    has_grade: bool = False  # rows have a grade on a scale of its own beside the value
 
     def with_columns(self, names: Mapping[str, str]) -> Format:
         """Return the format "table" with its columns under other names."""

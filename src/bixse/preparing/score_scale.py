@@ -12,7 +12,7 @@ from scipy.special import expit
 
 from bixse.errors import InputError, did_you_mean, shorten
 from bixse.files.values import number_hint, number_of
-from bixse.preparing.judged_rows import ABSENT, FILL
+from bixse.preparing.formats import ABSENT, FILL
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bixse.preparing.convert_settings import ConvertSettings
-    from bixse.preparing.formats import Format
-    from bixse.preparing.judged_rows import Judgement, SourceRow
+    from bixse.preparing.formats import Format, Judgement, SourceRow
 
 MAPS = {
     "prob": "scores are probabilities of relevance, 0 to 1",
@@ -37,12 +36,9 @@ _REFUSED = {
     "needed",
     "auto": "scales look alike (probabilities and cosines, percents and scaled log-odds), and a wrong guess is noise",
 }
-_SATURATED = 1e-3
-"""Relevance closer than this to 0 or 1 carries no grade."""
-_LARGE = 40.0
-"""Largest absolute log-odds of a teacher."""
-_ROUNDING = 1e-6
-"""Tolerance beyond the range of a map, for rounding errors (of a float32 softmax, for example)."""
+_SATURATED = 1e-3  # relevance closer than this to 0 or 1 carries no grade
+_LARGE = 40.0  # largest absolute log-odds of a teacher
+_ROUNDING = 1e-6  # tolerance beyond the range of a map, for rounding errors (of a float32 softmax, for example)
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ def check_scores(
     return warnings
 
 
-def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]:
+def map_scores(scores: NDArray[Any] | float, score_map: ScoreMap) -> NDArray[np.float64]:
     """Return the relevance of scores in the range of the map."""
     if score_map.kind in ("logit", "platt"):
         with np.errstate(over="ignore"):  # a score of 1e308 times the slope is infinite, which maps to 0 or 1
@@ -208,17 +204,16 @@ class Grading:
             row.refuse(column, ABSENT, "a score of every text", fix)
         elif column and label is None and not item.status and not self.form.may_be_empty:
             row.refuse(column, value if column in row else ABSENT, "a number", FILL)
-        number = None if is_ignored else item.score
-        grade, low, high = label if number is None else number, self.scale.minimum, self.scale.maximum
-        if self.teacher is not None and not is_empty:
-            item.judge = f"teacher scores ({self.teacher})"
+        grade, low, high = label if is_ignored or is_empty else item.score, self.scale.minimum, self.scale.maximum
+        if self.teacher is not None and item.score is not None:
+            item.judge, grade = f"teacher scores ({self.teacher})", float(map_scores(item.score, self.teacher))
         elif label is not None:
             item.judge = "binary labels"
         if item.status:
             return
         if grade is None:
             item.status = "no-grade"
-        elif number is not None and self.teacher is None and not low <= number <= high:
+        elif not low <= grade <= high:
             item.status = "off-scale"
         else:
             item.status, item.relevance = "graded", (grade - low) / (high - low)
@@ -237,14 +232,6 @@ class Grading:
         if self.is_unstated:
             fix = "state what they mean: --scale LOW HIGH, or --score-map prob, percent, logit, platt:SLOPE,INTERCEPT "
             row.refuse(column, value, "a stated scale or score map", f"{fix}or binary")
-
-    def map_scores(self, judgements: Sequence[Judgement]) -> None:
-        """Map the scores of a teacher to grades, all at once."""
-        if self.teacher is not None:
-            scored = [item for item in judgements if item.score is not None]
-            grades = map_scores(np.array([item.score for item in scored]), self.teacher)
-            for item, grade in zip(scored, grades.tolist(), strict=True):
-                item.grade = item.relevance = grade
 
 
 def _looks_like(scores: NDArray[np.float64]) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
@@ -17,8 +16,7 @@ from bixse.data.trec import QRELS_HEADER, qrels_rows
 from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import storage_errors
 from bixse.files.rows import files_of, other_form, raw_rows, stem_of
-from bixse.preparing.formats import FORMATS
-from bixse.preparing.judged_rows import ABSENT, FILL, Judgement, SourceRow
+from bixse.preparing.formats import ABSENT, FILL, FORMATS, Judgement, SourceRow
 from bixse.preparing.score_scale import FileScores, Grading, check_scores
 
 if TYPE_CHECKING:
@@ -36,30 +34,13 @@ CHARACTERS_AT_ONCE = 1 << 22
 """Maximum number of characters of texts per block of rows, about."""
 _PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
 """Suffixes of file names: halves of E5's symmetric tasks, and BGE's files whose rows must not be in-batch negatives."""
-_LOST = {
-    "query": ("query without a text", "not among the queries", "the id of a query", "add the query, or drop its rows"),
-    "document": ("document that the corpus lacks", "not in the corpus", "an id of the corpus",
-                 "add the document to the corpus, or drop it here"),
-}  # fmt: skip
-"""Kind of a text -> what is said of an id without one: what it is, got, expected, fix."""
 
 
 class Source:
-    r"""A file or folder of judgements in one of the `FORMATS`, which is read once.
+    """A file or folder of judgements in one of the `FORMATS`, which is read once.
 
     A judgement that cannot be used has a status and no grade. A row that cannot be read is an error. All errors of a
     file are raised together at its end, so results are valid only after the last row.
-
-    Example:
-        >>> import json
-        >>> from bixse import ConvertSettings
-        >>> path = Path(tempfile.mkdtemp()) / "nq.jsonl"
-        >>> row = {"query": "copy a folder", "pos": ["copytree"], "neg": ["walk"], "pos_scores": [87.5],
-        ...        "neg_scores": [25]}
-        >>> _ = path.write_text(json.dumps(row))
-        >>> source = Source(ConvertSettings(source="flagembedding", path=path, score_map="percent"))
-        >>> [(row.document, row.relevance, row.task) for row in source.rows()]
-        [('copytree', 0.875, 'nq'), ('walk', 0.25, 'nq')]
     """
 
     def __init__(self, settings: ConvertSettings) -> None:
@@ -75,7 +56,7 @@ class Source:
         self._texts: dict[str, TextsById] = {}
         self._rows = self._ignored = 0
         self._lost: dict[str, tuple[int, str]] = {}
-        """Fault -> number of rows with an id that is not among the texts, and the first such id."""
+        """Kind of a text -> number of rows with an id that is not among the texts, and the first such id."""
 
     def _find_files(self) -> None:
         form, folder = self.form, self.form.folder
@@ -158,7 +139,6 @@ class Source:
                 if self.chosen.scale is not None:
                     off = (item for item in row.judgements if item.status == "off-scale")
                     off_scale += [(item.score or 0.0, row.number) for item in off]
-            self.grading.map_scores(usable)
             for item in usable:
                 self._complete(item, task, judge)
             if self.grading.is_binary:
@@ -198,7 +178,7 @@ class Source:
 
     def _look_up(self, rows: list[SourceRow]) -> None:
         """Give judgements the texts that they name by id."""
-        for kind, (fault, absence, expected, fix) in _LOST.items():
+        for kind in ("query", "document"):
             named = [
                 (row, item, name)
                 for row in rows
@@ -212,17 +192,18 @@ class Source:
                 if name in texts and texts[name].strip():
                     setattr(item, kind, texts[name])
                 elif name in texts:
-                    fill = "fill the document in, or drop it here"
-                    row.add(column, f"{shorten(name)}, an empty document", "a text", fill)
+                    fix = "fill the document in, or drop it here"
+                    row.add(column, f"{shorten(name)}, an empty document", "a text", fix)
                 elif kind in self._texts:
                     lost.setdefault(row.number, name)
-                    row.add(column, f"{shorten(name)}, {absence}", expected, fix)
+                    got, fix = f"{shorten(name)}, without a text", f"add the {kind}, or drop its rows"
+                    row.add(column, got, f"the id of a {kind}", fix)
                 else:
-                    got, add = f"the id {shorten(name)} without a text", "give the corpus too (--corpus FILE)"
-                    row.add(column, got, "a text, or a corpus", add)
+                    got, fix = f"the id {shorten(name)} without a text", "give the corpus too (--corpus FILE)"
+                    row.add(column, got, "a text, or a corpus", fix)
             if lost:
-                count, first = self._lost.get(fault, (0, next(iter(lost.values()))))
-                self._lost[fault] = count + len(lost), first
+                count, first = self._lost.get(kind, (0, next(iter(lost.values()))))
+                self._lost[kind] = count + len(lost), first
 
     def _complete(self, item: Judgement, task: str | None, judge: str) -> None:
         """Add the ids, and the task and the judge of a file."""
@@ -254,30 +235,11 @@ class Source:
                 "train these tasks separately, with a loss that compares only the documents of one query"
             )
 
-    def rows(self) -> Iterator[Judgement]:
-        """Yield the judgements in file order; raise the errors of a file after its last row."""
-        lists: list[InvalidFileError] = []
-
-        def errors_of(file: Path) -> InvalidFileError:
-            lists.append(InvalidFileError(file))
-            return lists[-1]
-
-        with tempfile.TemporaryDirectory() as folder, self.texts(Path(folder), errors_of, _unheard):
-            # Errors of texts come first: they would repeat as errors of the rows that name the texts.
-            for errors in lists:
-                errors.raise_any()
-            for file in self.files:
-                for judgements in self.read(file, errors_of(file), _unheard):
-                    yield from judgements
-                lists[-1].raise_any()
-        if not self.statuses:
-            raise InputError(f"{self.path}: got no rows; expected {self.form.files}; fix: check the export")
-
     def unjoined(self) -> list[str]:
         """Return the number of rows whose query or document is not among the texts."""
         return [
-            f"{self.path.name}: {Unjoined(f'judgements of a {fault}', count, self._rows, first)}"
-            for fault, (count, first) in sorted(self._lost.items(), reverse=True)
+            f"{self.path.name}: {Unjoined(f'judgements of a {kind} without a text', count, self._rows, first)}"
+            for kind, (count, first) in sorted(self._lost.items(), reverse=True)
         ]
 
     def warnings(self) -> list[str]:
@@ -292,10 +254,6 @@ class Source:
         if self._ignored:
             warnings.append(f"{self.path.name}: {self._ignored} texts have scores, which the map 'binary' ignores")
         return [*warnings, *self._warnings]
-
-
-def _unheard(_file: Path, _position: int) -> None:
-    """Ignore the progress."""
 
 
 def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None) -> Path:

@@ -30,16 +30,7 @@ TEXTS_AT_ONCE = 20_000
 
 
 class TextsById:
-    """Documents or queries by id, in a database file of a folder.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> texts = TextsById(pathlib.Path(tempfile.mkdtemp()) / "documents")
-        >>> texts.add(0, iter([(1, "d1", "", "copies a file"), (2, "d1", "", "moves a file")]))
-        >>> texts.repeated(), texts.of({"d1", "d2"})
-        ([(0, 2, 'd1')], {'d1': 'copies a file'})
-        >>> texts.database.close()
-    """
+    """Documents or queries by id, in a database file."""
 
     def __init__(self, path: Path) -> None:
         self.database = database = duckdb.connect(path)
