@@ -103,6 +103,7 @@ BROKEN_ROWS = {
         (PAIR, set()),
         *((PAIR | {"relevance": value}, {"relevance"}) for value in (3, "0,5", None)),
         (PAIR | {"grade": "x"}, {"grade"}),
+        (PAIR | {"grade": "nan"}, set()),
         (PAIR | {"grade_probs": ["x"]}, {"grade_probs"}),
         (PAIR | {"task": 3}, {"task"}),
     ]),
@@ -137,7 +138,8 @@ def test_a_format_is_a_function_from_a_row_to_judgements(tmp_path, monkeypatch):
         ("copytree", 1.0, "graded", "rows"), ("walk", 0.0, "graded", "rows"), ("move", None, "off-scale", "rows"),
     ]  # fmt: skip
     bad = {"words": 3, "hits": {" ": 1, "walk": "often"}}
-    assert errors("clicks", written(tmp_path, good, bad)) == [(2, "hits"), (2, "hits"), (2, "words")]
+    listed = errors("clicks", written(tmp_path, good, bad, {"words": "no hits"}))
+    assert listed == [(2, "hits"), (2, "hits"), (2, "words"), (3, None)]
 
 
 @pytest.mark.parametrize(

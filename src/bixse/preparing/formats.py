@@ -481,6 +481,8 @@ def table(row: SourceRow, names: Sequence[str] = TABLE_COLUMNS) -> Iterator[Judg
 )
 def pairs(row: SourceRow) -> Iterator[Judgement]:
     """Read a pair of bixse."""
+    if str(row.get("grade")).strip().lower() == "nan":  # what NumPy writes in CSV for no number
+        row["grade"] = None
     values = {rule.name: row.read(rule) for rule in GRADED_COLUMNS if rule.kind != "id"}
     yield Judgement(
         values["query"] or "",

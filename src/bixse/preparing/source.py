@@ -127,8 +127,8 @@ class Source:
             self._look_up(rows)
             usable: list[Judgement] = []
             for row in rows:
-                for error in sorted(row.errors):
-                    errors.add(row.number, *error)
+                for column, *fault in sorted(row.errors):
+                    errors.add(row.number, column or None, *fault)
                 if row.note:
                     self._notes[row.note] += 1
                 if row.errors:
@@ -164,7 +164,7 @@ class Source:
             row = SourceRow(number, values, self.chosen.text_ids)
             row.judgements += form.read(row)
             if not row.judgements and not row.errors:
-                row.refuse(form.signs[-1], ABSENT, "a text", FILL)
+                row.refuse("".join(form.signs[-1:]), ABSENT, "a text", FILL)
             for item in row.judgements:
                 self.grading.grade(row, item)
                 size += len(item.query or "") + len(item.document or "")
