@@ -310,11 +310,12 @@ def test_unusable_settings_are_refused_before_anything_is_read(name, value):
         (("lightblue", "pairs.jsonl", "--dry-run"), "looks like the source"),
         (("pairs", "empty.parquet"), "unreadable Parquet"),
         (("pairs", "empty.csv"), "empty.csv"),
+        (("umbrela", "empty.jsonl"), "got no rows"),
     ],
 )
 def test_wrong_usage_of_the_verb_is_refused(capsys, pairs, monkeypatch, words, message):
     monkeypatch.chdir(pairs.parent)
-    files.put(pairs.parent, {"empty.parquet": "", "empty.csv": ""})
+    files.put(pairs.parent, {"empty.parquet": "", "empty.csv": "", "empty.jsonl": ""})
     assert message in refused(capsys, "convert", *words)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import tempfile
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import yaml
 
 from bixse.data.columns import SCHEMA
@@ -24,36 +24,26 @@ from bixse.files.files import alone_in, hash_files, interruptible, move_into, st
 from bixse.files.parquet import table_writer
 from bixse.preparing.formats import looks_like
 from bixse.preparing.source import Source
-from bixse.preparing.transforms import PairColumns, TransformReport, reported
+from bixse.preparing.transforms import BINS, PairColumns, TransformReport, reported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from bixse.data.columns import Column
     from bixse.data.run import Run
     from bixse.preparing.convert_settings import ConvertSettings
-    from bixse.preparing.mapping import RowMapping
     from bixse.progress import ProgressBars
     from bixse.relevance import Kind
 
 STATE = ".part"
 """Folder of work files inside the output folder, until all output is written."""
-ERRORS_FILE = "errors.jsonl"
-"""Rows that could not be read and were left out."""
-TRAIN_FILE = "train.yaml"
-"""Settings for `bixse train` on the pairs."""
-BINS = 10
-WHOLE = "pairs"
-"""Name of the only part if nothing is split."""
-_WHAT = {
-    TRAIN_FILE: "settings for `bixse train`",
-    ERRORS_FILE: "rows that could not be read",
-}
+ERRORS_FILE, TRAIN_FILE = "errors.jsonl", "train.yaml"
+WHOLE = "pairs"  # name of the only part if nothing is split
+_WHAT = {TRAIN_FILE: "settings for `bixse train`", ERRORS_FILE: "rows that could not be read"}
 """File name -> content."""
-_FILES_SHOWN = 5
-"""Maximum number of files whose errors a message lists."""
+_FILES_SHOWN = 5  # at most, of those with errors
 
 
 @dataclass(frozen=True)
@@ -104,114 +94,151 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
         >>> result.parts["pairs"]["rows"], sorted(result.files)
         (2, ['pairs.parquet', 'train.yaml'])
     """
-    with interruptible():
-        source = Source(settings)
+    with interruptible(), _seldom_collected():
+        work = _Conversion(Source(settings), progress)
         if out is None:
             with tempfile.TemporaryDirectory() as folder:
-                return _convert(source, settings, Path(folder), progress, None)
-        hashes = hash_files(source.inputs(), _Bar(progress, "hash", source.inputs().values()).advance)
-        record = open_run(
-            Path(out), "convert", settings.model_dump(mode="json"), hashes, paths=settings.path_settings()
-        )
+                return work.run(Path(folder), None)
+        inputs = work.source.inputs()
+        hashes = hash_files(inputs, _Bar(progress, "hash", inputs.values()).advance)
+        config = settings.model_dump(mode="json")
+        record = open_run(Path(out), "convert", config, hashes, paths=settings.path_settings())
         if record.status == "finished":
             return record.result(ConvertResult, lambda result: result.files)
         with _work_folder(Path(out)) as folder:
-            return _convert(source, settings, folder, progress, record)
+            return work.run(folder, record)
 
 
-def _convert(
-    source: Source, settings: ConvertSettings, folder: Path, progress: ProgressBars | None, record: Run | None
-) -> ConvertResult:
-    times = [time.perf_counter()]
-    files: dict[str, Any] = {}
-    with closing(ErrorsFile(folder / "all-errors", {file: name for name, file in source.inputs().items()})) as faults:
-        bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
-        mapping = source.open(folder, faults.of, bar.reached)
-        try:
-            if faults.total and record is not None and not settings.skip_invalid:
-                _refuse(source, settings, faults, 0, look=False)  # rows that name these texts would fail too
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Look for cycles of objects less often: rows have none, and the search takes a third of the time of a block."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@dataclass
+class _Conversion:
+    """One reading of a source."""
+
+    source: Source
+    progress: ProgressBars | None
+    errors: list[InvalidFileError] = field(default_factory=list)
+    """Errors per file, in reading order."""
+    files: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """Counts of judgements and errors per file of rows."""
+
+    def run(self, folder: Path, record: Run | None) -> ConvertResult:
+        """Convert in a work folder; without a record, write nothing."""
+        times = [time.perf_counter()]
+        with (
+            storage_errors(folder),
+            (folder / "errors").open("w", encoding="utf-8") as out,
+            closing(self._read(folder, out, record is None)) as batches,
+        ):
+            pairs = GradedPairs.from_arrow(batches)
+        times.append(time.perf_counter())
+        shown = self._refuse(len(pairs), look=record is None)
+        parts, applied = select(pairs, self.source.chosen)
+        counts = {name: _counts(pairs, columns) for name, columns in parts.items()}
+        times.append(time.perf_counter())
+        written: dict[str, Path] = {}
+        if record is not None:
+            step = self.progress("write", sum(map(len, parts.values()))) if self.progress is not None else None
+            written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
+                       for name, columns in parts.items()}  # fmt: skip
+            written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", self.source, counts)
+            written |= {ERRORS_FILE: folder / "errors"} if self.total else {}
+        times.append(time.perf_counter())
+        source = self.source
+        about = {"name": source.name, "citation": source.form.citation, "licence": source.form.licence}
+        result = ConvertResult(
+            source={**about, "settings": dict(source.settings), "files": self.files},
+            judgements=sum(source.statuses.values()),
+            statuses=dict(source.statuses),
+            errors=self.total,
+            parts=counts,
+            transforms=[asdict(done) for done in applied],
+            files={name: _WHAT.get(name, "graded pairs") for name in written},
+            warnings=source.warnings(),
+            errors_shown=shown,
+        )
+        if record is not None:
+            # From here on files appear in the output folder, which the record must claim first.
+            for name, seconds in zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True):
+                record.timings[name] += seconds
+            record.save("running")
             with storage_errors(folder):
-                pairs = GradedPairs.from_arrow(_read(source, settings, mapping, faults, files, progress))
-            times.append(time.perf_counter())
-            shown = _refuse(source, settings, faults, len(pairs), look=record is None)
-            parts, applied = select(pairs, settings)
-            tasks = {name: _tasks(pairs, columns) for name, columns in parts.items()}
-            times.append(time.perf_counter())
-            written: dict[str, Path] = {}
-            if record is not None:
-                step = progress("write", sum(map(len, parts.values()))) if progress is not None else None
-                written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
-                           for name, columns in parts.items()}  # fmt: skip
-                written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", source, tasks)
-        finally:
-            mapping.database.close()
-    if record is not None and faults.total:
-        written[ERRORS_FILE] = faults.path
-    times.append(time.perf_counter())
-    result = ConvertResult(
-        source={
-            "name": source.name,
-            "citation": source.form.citation,
-            "licence": source.form.licence,
-            "settings": dict(source.settings),
-            "files": files,
-        },
-        judgements=sum(source.statuses.values()),
-        statuses=dict(source.statuses),
-        errors=faults.total,
-        parts={
-            name: {
-                "rows": len(rows),
-                "queries": sum(queries for _, queries in tasks[name].values()),
-                "tasks": {task: count for task, (count, _) in tasks[name].items()},
-                "histogram": np.histogram(rows.relevance, bins=BINS, range=(0.0, 1.0))[0].tolist(),
-            }
-            for name, rows in parts.items()
-        },
-        transforms=[asdict(done) for done in applied],
-        files={name: _WHAT.get(name, "graded pairs") for name in written},
-        warnings=source.warnings(),
-        errors_shown=shown,
-    )
-    if record is not None:
-        # From here on files appear in the output folder, which the record must claim first.
-        for name, seconds in zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True):
-            record.timings[name] += seconds
-        record.save("running")
-        with storage_errors(folder):
-            for name, file in written.items():
-                move_into(file, record.folder / name)
-        record.results = asdict(result)
-        record.save("finished")
-    return result
+                for name, file in written.items():
+                    move_into(file, record.folder / name)
+            record.results = asdict(result)
+            record.save("finished")
+        return result
+
+    @property
+    def total(self) -> int:
+        return sum(errors.total for errors in self.errors)
+
+    def _read(self, folder: Path, out: TextIO, look: bool) -> Generator[pa.RecordBatch]:
+        """Yield the graded pairs of all files in order, and count those of each file; write all errors to `out`."""
+        source, names = self.source, {file: name for name, file in self.source.inputs().items()}
+
+        def errors_of(file: Path) -> InvalidFileError:
+            self.errors.append(_WrittenError(file, names[file], out))
+            return self.errors[-1]
+
+        bar = _Bar(self.progress, "read texts", (*source.corpus, *source.queries))
+        with source.texts(folder, errors_of, bar.reached):
+            if self.total and not look and not self.source.chosen.skip_invalid:
+                self._refuse(0, look)  # rows that name these texts would fail too
+            bar = _Bar(self.progress, f"read {source.name}", source.files)
+            for file in source.files:
+                errors, before = errors_of(file), source.statuses.copy()
+                for judgements in source.read(file, errors, bar.reached):
+                    graded = [item for item in judgements if item.status == "graded"]
+                    columns = {name: [getattr(item, name) for item in graded] for name in SCHEMA.names}
+                    yield pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+                bar.reached(file, file.stat().st_size)
+                new = source.statuses - before
+                counts = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
+                self.files[names[file]] = counts
+
+    def _refuse(self, rows: int, look: bool) -> str:
+        """Refuse errors, and no rows; return the errors of a dry run, which only looks."""
+        source, shown = self.source, ""
+        if self.total and (look or not self.source.chosen.skip_invalid):
+            invalid = [errors for errors in self.errors if errors.total]
+            messages = [*source.unjoined(), *(str(errors) for errors in invalid[:_FILES_SHOWN])]
+            if rest := invalid[_FILES_SHOWN:]:
+                messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
+            other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
+            fixes = [f"the first file looks like the source {' or '.join(other)}: name it"] if other else []
+            fixes += ["correct these rows, or leave them out and keep a list of them: --skip-invalid"] if rows else []
+            shown = "\n".join([*messages, *(f"fix: {fix}" for fix in fixes)])
+            if not look or not rows:
+                raise InputError(shown)
+        if not rows:
+            messages = [f"{count} {status}" for status, count in source.statuses.most_common()]
+            raise InputError(
+                f"{source.path}: got {', '.join(messages) or 'no rows'} and no pair with a grade; expected "
+                f"{source.form.files}; fix: check the export, or the scale if the grades lie outside it"
+            )
+        return shown
 
 
-def _read(
-    source: Source,
-    settings: ConvertSettings,
-    mapping: RowMapping,
-    faults: ErrorsFile,
-    files: dict[str, Any],
-    progress: ProgressBars | None,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the graded pairs of all files in order, and add the counts of each file to `files`."""
-    bar = _Bar(progress, f"read {source.name}", source.files)
-    for file in source.files:
-        errors, before = faults.of(file), source.statuses.copy()
-        for judgements in source.read(mapping, file, errors, bar.reached):
-            table = judgements.filter(pc.equal(judgements["status"], "graded"))
-            columns = {name: table[name] for name in table.column_names}
-            columns["grade_probs"] = columns["probabilities"]
-            columns["judge"] = pc.if_else(pc.equal(columns["judge"], ""), None, columns["judge"])
-            if "grade" in source.form.fields:
-                columns["grade"] = columns["own_grade"]
-            if settings.task is not None:
-                columns["task"] = pa.repeat(settings.task, len(table))
-            chosen = pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
-            yield from chosen.combine_chunks().to_batches()
-        bar.reached(file, file.stat().st_size)
-        new = source.statuses - before
-        files[faults.names[file]] = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
+class _WrittenError(InvalidFileError):
+    """The errors of one file, each also written to a file of JSON lines."""
+
+    def __init__(self, path: Path, name: str, out: TextIO) -> None:
+        super().__init__(path)
+        self._name, self._out = name, out
+
+    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
+        super().add(row, column, got, expected, fix)
+        self._out.write(json.dumps({"file": self._name, **asdict(RowError(row, column, got, expected, fix))}) + "\n")
 
 
 def select(pairs: GradedPairs, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
@@ -248,11 +275,11 @@ def select(pairs: GradedPairs, settings: ConvertSettings) -> tuple[dict[str, Pai
 
 def _refuse_other_texts(pairs: GradedPairs) -> None:
     """Refuse an id with several texts: different queries or documents would be joined."""
-    columns: dict[Kind, tuple[Column, Column]] = {
-        "query": (pairs.query_ids, pairs.queries),
-        "document": (pairs.document_ids, pairs.documents),
-    }
-    for kind, (ids, texts) in columns.items():
+    columns: list[tuple[Kind, Column, Column]] = [
+        ("query", pairs.query_ids, pairs.queries),
+        ("document", pairs.document_ids, pairs.documents),
+    ]
+    for kind, ids, texts in columns:
         clashes: dict[int, int] = {}
         for row, before in pairs.other_texts(kind):
             clashes.setdefault(before, row)
@@ -279,15 +306,17 @@ def _first_of_repeats(pairs: GradedPairs) -> NDArray[np.intp]:
     return np.flatnonzero(first == np.arange(len(first)))
 
 
-def _tasks(pairs: GradedPairs, columns: PairColumns) -> dict[str, tuple[int, int]]:
-    """Return task -> number of rows and of queries; rows without a task are under "-"."""
+def _counts(pairs: GradedPairs, columns: PairColumns) -> dict[str, Any]:
+    """Count rows, queries (once per task), rows per task ("-" for none), and rows per tenth of relevance."""
     names, tasks = pairs.tasks
     tasks, queries = tasks[columns.rows], pairs.id_numbers("query")[columns.rows]
-    by_task = {
-        name or "-": (int((tasks == number).sum()), len(np.unique(queries[tasks == number])))
-        for number, name in enumerate(names)
+    by_task = {name or "-": int((tasks == number).sum()) for number, name in enumerate(names)}
+    return {
+        "rows": len(columns),
+        "queries": len(np.unique(queries.astype(np.int64) * len(names) + tasks)),
+        "tasks": {task: count for task, count in sorted(by_task.items()) if count},
+        "histogram": np.histogram(columns.relevance, bins=BINS, range=(0.0, 1.0))[0].tolist(),
     }
-    return {task: counts for task, counts in sorted(by_task.items()) if counts[0]}
 
 
 def _write_pairs(pairs: GradedPairs, columns: PairColumns, target: Path, step: Callable[[int], None] | None) -> Path:
@@ -299,32 +328,10 @@ def _write_pairs(pairs: GradedPairs, columns: PairColumns, target: Path, step: C
     return target
 
 
-def _refuse(source: Source, settings: ConvertSettings, faults: ErrorsFile, rows: int, look: bool) -> str:
-    shown = ""
-    if faults.total and (look or not settings.skip_invalid):
-        invalid = [errors for errors in faults.lists if errors.total]
-        messages = [*source.unjoined(), *(str(errors) for errors in invalid[:_FILES_SHOWN])]
-        if rest := invalid[_FILES_SHOWN:]:
-            messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
-        other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
-        fixes = [f"the first file looks like the source {' or '.join(other)}: name it"] if other else []
-        fixes += ["correct these rows, or leave them out and keep a list of them: --skip-invalid"] if rows else []
-        shown = "\n".join([*messages, *(f"fix: {fix}" for fix in fixes)])
-        if not look or not rows:
-            raise InputError(shown)
-    if not rows:
-        messages = [f"{count} {status}" for status, count in source.statuses.most_common()]
-        raise InputError(
-            f"{source.path}: got {', '.join(messages) or 'no rows'} and no pair with a grade; expected "
-            f"{source.form.files}; fix: check the export, or the scale if the grades lie outside it"
-        )
-    return shown
-
-
-def _write_train_file(target: Path, source: Source, tasks: Mapping[str, Mapping[str, object]]) -> Path:
-    part = "train" if "train" in tasks else next(iter(tasks))
+def _write_train_file(target: Path, source: Source, parts: Mapping[str, Mapping[str, Any]]) -> Path:
+    part = "train" if "train" in parts else next(iter(parts))
     content: dict[str, Any] = {"pairs": f"{part}.parquet"}
-    shares = {task: share for task, share in source.form.task_shares.items() if task in tasks[part]}
+    shares = {task: share for task, share in source.form.task_shares.items() if task in parts[part]["tasks"]}
     if shares:
         content["task_shares"] = shares
     if source.form.instructions is not None:
@@ -350,53 +357,17 @@ def _work_folder(out: Path) -> Iterator[Path]:
 
 
 class _Bar:
-    """A progress bar over the bytes of several files; it appears with its first step."""
+    """A progress bar over the bytes of several files."""
 
     def __init__(self, progress: ProgressBars | None, title: str, files: Iterable[Path]) -> None:
-        self._make, self._title = progress, title
-        self._total = sum(file.stat().st_size for file in files if file.is_file())
-        self._step: Callable[[int], None] | None = None
+        total = sum(file.stat().st_size for file in files if file.is_file())
+        self._step = progress(title, total) if progress is not None and total else None
         self._reached: dict[Path, int] = {}
 
     def advance(self, count: int) -> None:
-        if self._make is not None and self._total and count > 0:
-            self._step = self._step or self._make(self._title, self._total)
+        if self._step is not None and count > 0:
             self._step(count)
 
     def reached(self, file: Path, position: int) -> None:
         self.advance(position - self._reached.get(file, 0))
         self._reached[file] = max(position, self._reached.get(file, 0))
-
-
-class ErrorsFile:
-    """The errors of several files as one file of JSON lines, and the first errors of each file for messages."""
-
-    def __init__(self, path: Path, names: Mapping[Path, str]) -> None:
-        self.path, self.names = path, names
-        self.lists: list[InvalidFileError] = []
-        """Errors per file, in reading order."""
-        with storage_errors(path):
-            self._out = path.open("w", encoding="utf-8")
-
-    def close(self) -> None:
-        self._out.close()
-
-    @property
-    def total(self) -> int:
-        return sum(errors.total for errors in self.lists)
-
-    def of(self, path: Path) -> InvalidFileError:
-        self.lists.append(_WrittenError(path, self.names[path], self._out))
-        return self.lists[-1]
-
-
-class _WrittenError(InvalidFileError):
-    """The errors of one file; each is written to the file of all errors."""
-
-    def __init__(self, path: Path, name: str, out: TextIO) -> None:
-        super().__init__(path)
-        self._name, self._out = name, out
-
-    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
-        super().add(row, column, got, expected, fix)
-        self._out.write(json.dumps({"file": self._name, **asdict(RowError(row, column, got, expected, fix))}) + "\n")

@@ -1,230 +1,157 @@
-"""The formats that `bixse convert` reads: `formats.toml` as data, the settings, and the files of each format."""
+"""The formats that `bixse convert` reads: for each, a function from a row of a file to judgements."""
 
 from __future__ import annotations
 
-import tomllib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
-
-from bixse.data.collection import DOCUMENT_COLUMNS, QUERY_COLUMNS
-from bixse.errors import BixseError, InputError, InvalidFileError, did_you_mean, shorten
+from bixse.data.pairs_files import GRADED_COLUMNS
+from bixse.data.trec import QRELS_HEADER
+from bixse.errors import BixseError, InvalidFileError, shorten
 from bixse.files.files import is_unicode
-from bixse.files.rows import FORMATS as FILE_FORMATS
-from bixse.files.rows import kind_of, other_form, raw_rows, read_blocks, stem_of, text_lines
-from bixse.relevance import GradeScale
-from bixse.settings import Flag, Settings, named_words
+from bixse.files.rows import raw_rows
+from bixse.files.values import FileColumn, InvalidValueError, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Self
+    from pathlib import Path
 
-    from bixse.files.values import FileColumn
+ABSENT: Any = object()
+"""A value that a row lacks."""
+FILL = "fill it in or drop the row"
+TEXT, OPTIONAL_TEXT = FileColumn("text"), FileColumn("text", needed=False)
 
-TABLE_COLUMNS = ("query", "document", "grade", "query_id", "document_id", "task")
-"""Columns of the format "table"; those of ids and task may be absent."""
-_PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
-"""Suffixes of file names: halves of E5's symmetric tasks, and BGE's files whose rows must not be in-batch negatives."""
-DOCUMENT, QUERY = (
-    (replace(identifier, unique=False), *texts) for identifier, *texts in (DOCUMENT_COLUMNS, QUERY_COLUMNS)
-)
-"""Columns of the texts that rows name by id. A repeated text is read once; an empty one fails if a row names it."""
+
+@dataclass(slots=True)
+class Judgement:
+    """The answer of a judge to one (query, document) pair.
+
+    A format gives texts, ids, and a label or a value; the readers of `Source` fill in the rest.
+    """
+
+    query: str | None  # None for the text of `query_id` among the queries
+    document: str | None  # None for the text of `document_id` in the corpus
+    label: float | None = None  # 1 for a positive, 0 for a negative
+    value: Any = None  # the grade, or the score of a teacher, as the file has it
+    value_column: str = ""  # if given, a judgement without a label needs a value
+    query_id: str = ""  # an empty id is made from the text
+    document_id: str = ""
+    column: str = ""  # of `document_id`
+    task: str | None = None
+    judge: str | None = None
+    status: str = ""  # "graded", or why there is no grade: "no-option", "off-scale", "no-probabilities", ...
+    grade_probs: list[float] | None = None  # of each grade from lowest to highest, evenly spaced on the scale
+    score: float | None = None  # the value as a number
+    grade: float | None = None  # within the scale; None unless the status is "graded"
+    relevance: float | None = None  # the grade on [0, 1]
+
+
+class SourceRow(dict[str, Any]):
+    """A row of a file: key -> value. A value that cannot be used is an error of the row, which is then left out."""
+
+    def __init__(self, number: int, values: Mapping[str, Any], text_ids: bool = False) -> None:
+        super().__init__(values)
+        self.number, self._text_ids = number, text_ids
+        self.judgements: list[Judgement] = []
+        self.errors: list[tuple[str, str, str, str]] = []
+        """Column, what was got, what was expected, fix."""
+        self.note = ""
+        """The end of a sentence "12 rows ..." for a warning that counts rows."""
+
+    def add(self, column: str, got: str, expected: str, fix: str) -> None:
+        """Add an error, once: two documents of a row may lack the same."""
+        if (error := (column, got, expected, fix)) not in self.errors:
+            self.errors.append(error)
+
+    def refuse(self, column: str, value: object, expected: str, fix: str) -> None:
+        """Add an error that shows a value."""
+        self.add(column, "nothing" if value is ABSENT else shorten(value), expected, fix)
+
+    def read(self, rule: FileColumn, column: str = "", value: Any = ABSENT) -> Any:
+        """Return a value, by default that of the column, as the rule reads it."""
+        column = column or rule.name
+        if value is ABSENT and (value := self.get(column, ABSENT)) is ABSENT:
+            if rule.needed:
+                self.refuse(column, ABSENT, rule.expected, FILL)
+            return None
+        try:
+            return rule.read(value)
+        except InvalidValueError as error:
+            self.add(column, error.got, error.expected, error.fix)
+            return None
+
+    def text(self, column: str, value: Any = ABSENT) -> str:
+        """Return a text, which must be there, by default that of the column."""
+        return self.read(TEXT, column, value) or ""
+
+    def id(self, column: str, value: Any = ABSENT) -> str:
+        """Return an id, by default that of the column; "" if there is none."""
+        value = self.get(column) if value is ABSENT else value
+        if value is None or value == "":
+            return ""
+        if type(value) is int:
+            return str(value)
+        if isinstance(value, str) and is_unicode(value) and (self._text_ids or value.split() == [value]):
+            return value
+        expected = "a text without white space, or a whole number"
+        self.refuse(column, value, expected, "write ids as such strings, or give --text-ids")
+        return ""
+
+    def first(self, *columns: str) -> str:
+        """Return the first of these columns that the row has; the first of all if it has none."""
+        return next((column for column in columns if column in self), columns[0])
+
+
+Read: TypeAlias = Callable[..., Iterator[Judgement]]
 
 
 @dataclass(frozen=True)
 class Format:
-    """An entry of `formats.toml`; that file explains the fields."""
+    """A format of files: the function that reads a row, and facts about the files."""
 
     name: str
-    about: str
-    files: str
-    citation: str
-    documents: str
+    read: Read
+    files: str  # what they are, for messages
+    citation: str = ""
     licence: str = "that of its texts"
-    instructions: str | None = None
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # settings of `bixse convert` that concern this format alone
     needs_scale: bool = False
     needs_map: bool = False
-    suffixes: tuple[str, ...] = ()
-    folder: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    needed: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    signs: tuple[str, ...] = ()
-    scale: tuple[float, float] | None = None
-    query: tuple[str, ...] = ()
-    query_id: tuple[str, ...] = ()
-    query_value: str = "get(j, query_key)"
-    query_id_value: str = "get(j, id_key)"
-    query_by_id: bool = False
-    values: Mapping[str, str] = field(default_factory=dict)
-    task: str = "NULL"
-    task_from: str = ""
-    tasks: Mapping[str, str] = field(default_factory=dict)
-    task_shares: Mapping[str, float] = field(default_factory=dict)
-    judge: str = "binary labels"
-    ids: bool = False
-    may_be_empty: str = ""
-    fields: Mapping[str, str] = field(default_factory=dict)
-    checks: tuple[Mapping[str, str], ...] = ()
-    note: Mapping[str, str] = field(default_factory=dict)
+    scale: tuple[float, float] | None = None  # lowest and highest value, unless the user states it
+    suffixes: tuple[str, ...] = ()  # of the files that are read of a folder; none for one file only
+    folder: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names in a folder that is one data set
+    is_qrels: bool = False
+    needed: tuple[str, ...] = ()  # columns that a file with a header must have
+    optional: tuple[str, ...] | None = ()  # columns that it may have; None for any
+    signs: tuple[str, ...] = ()  # columns by which a file of another source is recognised, unless those needed
+    judge: str = "binary labels"  # if a row names none; {file} is the name of the file
+    task: str = ""  # "file" or "folder" if its name is the task of rows without one
+    tasks: Mapping[str, str] = field(default_factory=dict)  # name of a file -> its task
+    task_shares: Mapping[str, float] = field(default_factory=dict)  # task -> share of its queries in an epoch
+    instructions: str | None = None  # table of instructions for training
+    may_be_empty: bool = False  # a row without a value is counted and left out; else it is an error
+    has_grade: bool = False  # rows have a grade on a scale of its own beside the value
 
     def with_columns(self, names: Mapping[str, str]) -> Format:
         """Return the format "table" with its columns under other names."""
-        columns = {name: names.get(name, name) for name in TABLE_COLUMNS}
-        return replace(
-            self,
-            needed=(columns["query"], columns["document"], columns["grade"]),
-            optional=(columns["query_id"], columns["document_id"], columns["task"]),
-            query=(columns["query"],),
-            query_id=(columns["query_id"],),
-        )
+        listed = tuple(names.get(name, name) for name in TABLE_COLUMNS)
+        return replace(self, read=partial(table, names=listed), needed=listed[:3], optional=listed[3:])
 
 
-def _formats() -> dict[str, Format]:
-    def frozen(value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
-
-    loaded = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))
-    return {
-        name: Format(name=name, **{key: frozen(value) for key, value in entry.items()})
-        for name, entry in loaded.items()
-    }
+FORMATS: dict[str, Format] = {}
 
 
-FORMATS = _formats()
+def register(name: str, **facts: Any) -> Callable[[Read], Read]:
+    """Register a function as a format."""
 
+    def add(read: Read) -> Read:
+        FORMATS[name] = Format(name, read, **facts)
+        return read
 
-class SourceSettings(Settings):
-    """Settings of the files to read, and facts that the files do not state."""
-
-    source: Annotated[str, Flag(positional=True, metavar="SOURCE")]
-    """Name of the format, for example beir, table or sentence-transformers; "pairs" for files of bixse."""
-    path: Annotated[Path, Flag(positional=True, metavar="PATH")]
-    """File or folder."""
-    scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
-    """Lowest and highest possible grade, for a source that does not state them."""
-    score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """Map from scores of a teacher to relevance: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary (labels)."""
-    corpus: Path | None = None
-    """File or folder of the documents that rows name by id."""
-    queries: Path | None = None
-    """File of the queries that rows name by id."""
-    qrels: Annotated[str | None, Flag(metavar="SPLIT")] = None
-    """Split of a collection folder; not needed for a folder with a single split."""
-    columns: Annotated[dict[str, str], BeforeValidator(named_words), Flag(metavar="COLUMN=NAME")] = Field(default={})
-    """Names of the columns of a table, for example query=search grade=stars."""
-    text_ids: bool = False
-    """Make ids from the texts. The default takes the ids of the source."""
-    dedup: bool = False
-    """Write one row per pair of texts (NFKC, case folded), with the mean of the relevances."""
-
-    @field_validator("source")
-    @classmethod
-    def _known(cls, source: str) -> str:
-        if source not in FORMATS:
-            hint = did_you_mean(source, FORMATS, "docs/reference/convert.md describes them")
-            raise ValueError(f"expected one of {', '.join(FORMATS)}; fix: {hint}")
-        return source
-
-    @field_validator("columns")
-    @classmethod
-    def _differ(cls, columns: Mapping[str, str]) -> Mapping[str, str]:
-        names = [columns.get(name, name) for name in TABLE_COLUMNS]
-        if unknown := set(columns) - set(TABLE_COLUMNS):
-            hint = did_you_mean(min(unknown), TABLE_COLUMNS)
-            raise ValueError(f"expected names for columns among {', '.join(TABLE_COLUMNS)}; fix: {hint}")
-        if len(set(names)) < len(names):
-            raise ValueError(f"expected different columns, not {', '.join(names)}; fix: name each column once")
-        return columns
-
-    @property
-    def grade_scale(self) -> GradeScale | None:
-        """The stated scale of the grades in the files."""
-        return None if self.scale is None else GradeScale(*self.scale)
-
-    @model_validator(mode="after")
-    def _suits_the_source(self) -> Self:
-        form, path = FORMATS[self.source], self.path
-        stated = {"scale": self.grade_scale, "score_map": self.score_map, "corpus": self.corpus,
-                 "queries": self.queries, "qrels": self.qrels, "columns": self.columns or None}  # fmt: skip
-        for option, value in stated.items():
-            if value is not None and option not in form.options:
-                owners = ", ".join(other for other, entry in FORMATS.items() if option in entry.options)
-                texts = option in ("corpus", "queries")
-                raise InputError(
-                    f"source {self.source}: got {_flag(option)}; expected none, since "
-                    f"{'each row has its texts' if texts else 'the files state it'}; fix: leave it out (it is for "
-                    f"{owners}){'; a table gets them with pandas: table.merge(corpus, ...)' if texts else ''}"
-                )
-        missing = [option for option in ("queries", "corpus") if option in form.options and stated[option] is None]
-        if form.query_by_id and missing:
-            flags = " and no ".join(map(_flag, missing))
-            raise InputError(
-                f"{path}: got no {flags}; expected the files of topics and of documents, since rows hold ids alone; "
-                f"fix: give {flags.replace(' no ', ' ')}"
-            )
-        if form.needs_scale and self.grade_scale is None:
-            raise InputError(
-                f"{path}: got no scale; expected that of its grades (it cannot be inferred: a grade that was never "
-                "given leaves no trace); fix: state the lowest and the highest grade, for example --scale 0 3"
-            )
-        if self.scale is not None and self.score_map is not None:
-            raise InputError(f"{path}: got a scale and a score map; expected one of them; fix: leave one out")
-        return self
-
-
-def _flag(option: str) -> str:
-    return f"--{option.replace('_', '-')}"
-
-
-def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None) -> Path:
-    """Return the file with one of these names in a data set's folder; `split` selects among the files of a pattern."""
-    available = {file.stem: file for name in names for file in sorted(folder.glob(name))}
-    if not available:
-        other = other_form(folder / names[0].replace("*", split or "test"))
-        got = "no such folder" if not folder.exists() else "a file" if folder.is_file() else "no such file in it"
-        raise InputError(
-            f"{folder}: got {other[0] if other else got}; expected a folder with {' or '.join(names)}; fix: "
-            + (f"write it with `{other[1]}`" if other else "check the path")
-        )
-    if "*" not in names[0] or (split is None and len(available) == 1):
-        return next(iter(available.values()))
-    if split not in available:
-        got = f"{len(available)} splits" if split is None else f"split {split!r}"
-        raise InputError(
-            f"{folder}: got {got}; expected one of {', '.join(available)}; fix: --qrels and one of them"
-            + (f" ({did_you_mean(split, available)})" if split else "")
-        )
-    return available[split]
-
-
-def known_files(form: Format, path: Path, files: list[Path]) -> tuple[list[Path], list[str]]:
-    """Return the files of a format with known file names, and warnings."""
-    names = {stem_of(file) for file in files}
-    # A data set may hold a file and its halves, whose rows would be read twice.
-    halves = [file for file in files if task_name(file) != stem_of(file) and task_name(file) in names]
-    complete = [file for file in files if file not in halves]
-    other = [file.name for file in complete if task_name(file) not in form.tasks]
-    if len(other) == len(complete):
-        raise InputError(
-            f"{path}: got {', '.join(other[:3])}; expected files of the source {form.name} "
-            f"({', '.join(f'{name}.jsonl' for name in form.tasks)}); fix: check the path, or read other triplets as "
-            "the source sentence-transformers"
-        )
-    warnings = []
-    if halves:
-        warnings.append(f"{', '.join(file.name for file in halves)}: left out, another file has the rows of both")
-    if other:
-        warnings.append(f"{', '.join(other)}: not a file of {form.name}; its name is the task")
-    return complete, warnings
-
-
-def task_name(file: Path) -> str:
-    """Return the name of a file without the suffixes for halves and for in-batch negatives."""
-    name = stem_of(file)
-    return next((name.removesuffix(end) for end in _PARTS_OF_NAMES if name.endswith(end)), name)
+    return add
 
 
 def looks_like(path: Path) -> list[str]:
@@ -234,53 +161,337 @@ def looks_like(path: Path) -> list[str]:
     # This only looks for a hint: an error here must not replace the first error.
     except (BixseError, OSError):
         return []
-    return [name for name, form in FORMATS.items() if form.signs and {*form.signs} <= row.keys()]
+    signs = {name: {*(form.signs or form.needed)} for name, form in FORMATS.items()}
+    return [name for name, columns in signs.items() if columns and columns <= row.keys()]
 
 
-def texts_in(
-    path: Path, columns: tuple[FileColumn, ...], errors: InvalidFileError, reached: Callable[[int], None]
-) -> Iterator[tuple[int, str, str, str]]:
-    """Yield number, id, title and text per row of a file; `columns` is `DOCUMENT` or `QUERY`.
+SCORE_PROBS = ("32B_score_probs", "32B_score_probs_rev")
 
-    The file is a table: .jsonl, .parquet, or .csv and .tsv with a header. A .tsv or .txt without a header holds id and
-    text, or MS MARCO's id, address, title and body. `errors` takes the unreadable rows.
+
+@register(
+    "lightblue",
+    files="Parquet or JSONL of LightBlue: question, context, 32B_score_probs, 32B_score_probs_rev",
+    citation="huggingface.co/datasets/lightblue/reranker_continuous_filt_max7_train, Apache-2.0",
+    licence="Apache-2.0",
+    suffixes=(".parquet", ".jsonl"),
+    needed=("question", "context", *SCORE_PROBS),
+    optional=("row_id", "dataset_name", "prob_exp_val", "rev_prob_exp_val"),
+    scale=(1, 5),
+    judge="Qwen/Qwen2.5-32B-Instruct-GPTQ-Int4",
+    instructions="paper",
+)
+def lightblue(row: SourceRow) -> Iterator[Judgement]:
+    """Take the mean over both input orders of the expected grade of the renormalised probabilities (paper, section 3).
+
+    `doc_id` names the sources of a question, the same for both siblings, not the text of the row.
     """
-    kind = kind_of(path)
-    if kind in (".tsv", ".txt") and not _has_header(path, columns[0]):
-        yield from _plain(path, columns is DOCUMENT, errors, reached)
+    orders = []
+    for column in SCORE_PROBS:
+        value = row.get(column, ABSENT)
+        orders.append([number_of(share) for share in value] if isinstance(value, list) else [])
+        if len(orders[-1]) != 5:
+            row.refuse(column, value, "a list of 5 probabilities, of the grades 1 to 5", "drop the row")
+    judgement = Judgement(row.text("question"), row.text("context"), query_id=row.id("row_id"))
+    judgement.task = row.read(OPTIONAL_TEXT, "dataset_name")
+    if all(all(0 <= share <= 1.02 for share in shares) and 0 < math.fsum(shares) <= 1.02 for shares in orders):
+        grades, (p, q) = [_expected_grade(shares) for shares in orders], map(math.fsum, orders)
+        judgement.value = sum(grades) / 2
+        # both distributions at the lesser mass, whose mean has the mean of their grades
+        shares = zip(*orders, strict=False)
+        judgement.grade_probs = [min(1.0, p, q) * (share / p + other / q) / 2 for share, other in shares]
+        stated = zip(("prob_exp_val", "rev_prob_exp_val"), grades, strict=True)
+        if any(abs(number_of(row.get(name)) - grade) > 1e-3 for name, grade in stated):
+            row.note = "state an expected grade that is off by more than 0.001 from their probabilities; "
+            row.note += "the probabilities were taken"
+    else:
+        judgement.status = "no-probabilities"
+    yield judgement
+
+
+def _expected_grade(shares: list[float]) -> float:
+    grade = math.fsum(grade * share for grade, share in enumerate(shares, 1)) / math.fsum(shares)
+    return min(5.0, max(1.0, grade))  # rounding may push it past the ends
+
+
+_SAME = ("dureader", "fever", "miracl", "mrtydi", "msmarco_passage", "msmarco_document", "nq", "quora_duplicates",
+         "squad", "t2ranking")  # fmt: skip
+E5_TASKS = {"allnli": "nli", "eli5_question_answer": "eli5", "hotpot_qa": "hotpotqa", "trivia_qa": "triviaqa"}
+E5_TASKS |= {name: name for name in _SAME}
+"""Name of a file -> its task in the paper's table of instructions."""
+
+
+@register(
+    "e5",
+    files="JSONL of echo-embeddings' training data: query, positive, negative",
+    citation="Springer et al. 2024, arXiv:2402.15449, after Wang et al. 2024 (E5-Mistral), arXiv:2401.00368",
+    licence="that of each part (MS MARCO: non-commercial research)",
+    suffixes=(".jsonl",),
+    signs=("query", "positive", "negative"),
+    scale=(0, 1),
+    task="file",
+    tasks=E5_TASKS,
+    task_shares={
+        "eli5": 0.1,
+        "msmarco_passage": 0.5,
+        "msmarco_document": 0.2,
+        "quora_duplicates": 0.1,
+        "t2ranking": 0.5,
+    },
+    instructions="paper",
+)
+def e5(row: SourceRow) -> Iterator[Judgement]:
+    """Read a positive and a negative."""
+    query = row.text("query")
+    yield Judgement(query, row.text("positive"), label=1.0)
+    yield Judgement(query, row.text("negative"), label=0.0)
+
+
+@register(
+    "flagembedding",
+    files="JSONL of FlagEmbedding: query, pos, neg, pos_scores, neg_scores",
+    citation="Chen et al. 2024, BGE M3-Embedding, arXiv:2402.03216; github.com/FlagOpen/FlagEmbedding",
+    licence="that of each part; the repository of the code is MIT",
+    options=("score_map",),
+    needs_map=True,
+    suffixes=(".jsonl",),
+    signs=("query", "pos"),
+    scale=(0, 1),
+    task="file",
+)
+def flagembedding(row: SourceRow) -> Iterator[Judgement]:
+    """Read lists of positives and negatives, with a list of scores for each."""
+    query = row.text("query")
+    for label, side in ((1.0, "pos"), (0.0, "neg")):
+        texts, scores = row.get(side, ABSENT), row.get(f"{side}_scores")
+        if side == "neg" and texts in (None, ABSENT):
+            texts = []
+        if not isinstance(texts, list):
+            row.refuse(side, texts, "a list of texts", f'write it as {{"{side}": ["..."]}}')
+            continue
+        if not isinstance(scores, list) or len(scores) != len(texts):
+            if scores is not None:
+                expected = f"a list of scores, one for each text of '{side}'"
+                row.refuse(f"{side}_scores", scores, expected, "score the pairs again")
+            scores = [None] * len(texts)
+        for text, score in zip(texts, scores, strict=True):
+            yield Judgement(query, row.text(side, text), label, score, f"{side}_scores")
+
+
+@register(
+    "tevatron",
+    files="JSONL of tevatron: query_id, query, positive_passages, negative_passages",
+    citation="Gao et al. 2022, Tevatron, arXiv:2203.05765; github.com/texttron/tevatron",
+    options=("score_map", "corpus"),
+    suffixes=(".jsonl",),
+    signs=("query_id", "positive_passages"),
+    scale=(0, 1),
+    task="file",
+)
+def tevatron(row: SourceRow) -> Iterator[Judgement]:
+    """Read passages with their texts, or ids of passages in a corpus."""
+    query, query_id = row.text(row.first("query", "query_text")), row.id("query_id")
+    for label, side in ((1.0, "positive"), (0.0, "negative")):
+        for column in (f"{side}_passages", f"{side}_document_ids"):
+            listed = row.get(column)
+            for passage in listed if isinstance(listed, list) else [] if listed is None else [listed]:
+                parts = passage if isinstance(passage, dict) else {"docid": passage}
+                document_id, text, score = row.id(column, parts.get("docid")), parts.get("text"), parts.get("score")
+                document = title = row.read(OPTIONAL_TEXT, column, parts.get("title"))
+                if text not in (None, ""):
+                    document = f"{title or ''} {row.text(column, text)}"
+                elif title is None and not document_id:
+                    row.refuse(column, passage, "a text, or an id", "fill it in or drop the row")
+                yield Judgement(query, document, label, score, "score", query_id, document_id, column)
+
+
+QUERIES = ("anchor", "query", "question", "sentence1", "sentence_A", "text1")
+POSITIVES = ("positive", "pos", "answer", "document", "passage", "sentence2", "sentence_B", "text2")
+NEGATIVE = re.compile(r"(negative|neg)(_?\d+)?")
+
+
+@register(
+    "sentence-transformers",
+    files="table of sentence-transformers: anchor, positive, negative, negative_1, ..., or label",
+    citation="Reimers and Gurevych 2019, arXiv:1908.10084; sbert.net, dataset overview",
+    options=("scale", "score_map"),
+    suffixes=(".jsonl", ".parquet", ".csv", ".tsv"),
+    optional=None,
+    signs=("anchor", "positive"),
+    judge="labels",
+)
+def sentence_transformers(row: SourceRow) -> Iterator[Judgement]:
+    """Read a positive and any number of negatives; or a label, or labels of each document in their order."""
+    query = row.text(row.first(*QUERIES))
+    negatives = [column for column in row if NEGATIVE.fullmatch(column) and row[column] is not None]
+    columns = [row.first(*POSITIVES), *negatives]
+    label_column = next((name for name in ("label", "score", "labels", "scores") if row.get(name) is not None), "")
+    labels = row.get(label_column)
+    expected = "a list of scores, the positive's first"
+    if not label_column and not negatives:
+        fix = "mine negatives first (`bixse mine`), or convert the pairs with the source table"
+        row.refuse("negative", ABSENT, "a negative or a label beside anchor and positive", fix)
+    if isinstance(labels, list) and len(labels) != len(columns):
+        row.refuse(label_column, labels, expected, "give one score for each document")
+    elif label_column and not isinstance(labels, list) and negatives:
+        fix = "a difference of scores (Margin MSE) is no grade: give the scores themselves"
+        row.refuse(label_column, labels, expected, fix)
+    values = labels if isinstance(labels, list) else [labels] * len(columns)
+    for number, (column, value) in enumerate(zip(columns, values, strict=False)):
+        label = None if label_column else float(number == 0)
+        yield Judgement(query, row.text(column), label, value, label_column)
+
+
+@register(
+    "umbrela",
+    files="JSONL of umbrela: query, passage, judgment, result_status",
+    citation="Upadhyay et al. 2024, UMBRELA, arXiv:2406.06519; github.com/castorini/umbrela",
+    signs=("passage", "judgment"),
+    scale=(0, 3),
+    judge="umbrela",
+)
+def umbrela(row: SourceRow) -> Iterator[Judgement]:
+    """Read a judgement.
+
+    umbrela writes 0 if it could not read the prediction; `result_status` is then 0. Files of early versions lack
+    `result_status`: there a 0 counts only if the prediction states it.
+    """
+    if "judgment" not in row and "candidates" in row:
+        fix = "run umbrela on it first, or write one row per candidate with its texts as query and document, which "
+        fix += "`bixse grade --pairs` reads"
+        row.refuse("candidates", row["candidates"], "a judgement, not a request with candidates", fix)
         return
-    if kind not in FILE_FORMATS:
-        expected = ", ".join((*FILE_FORMATS, ".txt"))
-        raise InputError(f"{path}: got suffix {kind!r}; expected one of {expected}; fix: rename or convert it")
-    for block in read_blocks(path, columns, errors):
-        reached(block.position)
-        titles = block.columns.get("title", [None] * len(block))
-        for number, name, title, text in zip(
-            block.rows, block.columns["_id"], titles, block.columns["text"], strict=True
-        ):
-            yield number, name, title or "", text
+    query_parts, parts = _object(row.get("query")), _object(row.get("passage"))
+    inner = _object(parts.get("doc"))
+    status, value = row.get("result_status"), row.get("judgment")
+    is_read, grade = number_of(status), number_of(value)
+    if status is not None and is_read not in (0, 1):
+        row.refuse("result_status", status, "0 or 1", "write 1 where the prediction was read")
+    if "judgment" not in row and is_read != 0:
+        row.refuse("judgment", ABSENT, "a grade, 0 to 3", "add the key 'judgment'")
+    answer = str(_first([row], ("prediction", "reasoning"), ""))
+    is_unread = is_read == 0 or value in (None, "")
+    if is_unread or (grade == 0 and status in (None, "") and not _states_zero(answer)):
+        judged = "no-option"
+    else:
+        judged = "off-scale" if grade % 1 > 0 else ""
+    yield Judgement(
+        row.text("query", query_parts.get("text", ABSENT)),
+        row.text("passage", _first([inner, parts], ("segment", "text"), ABSENT)),
+        value=value,
+        value_column="judgment",
+        query_id=row.id("query", _first([query_parts, row], ("qid", "query_id"))),
+        document_id=row.id("passage", _first([parts, row], ("docid", "document_id", "doc_id"))),
+        judge=row.read(OPTIONAL_TEXT, "model"),
+        status=judged,
+    )
 
 
-def _has_header(path: Path, identifier: FileColumn) -> bool:
-    for _, line, _ in text_lines(path, InvalidFileError(path)):
-        return bool({name.strip() for name in line.split("\t")} & {identifier.name, *identifier.other_names})
-    return False
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _plain(
-    path: Path, documents: bool, errors: InvalidFileError, reached: Callable[[int], None]
-) -> Iterator[tuple[int, str, str, str]]:
-    """Yield tab-separated lines of id and text, or of id, address, title and body."""
-    for number, line, position in text_lines(path, errors):
-        reached(position)
-        fields = line.split("\t")
-        is_long = documents and len(fields) == 4
-        identifier, title, text = fields[0].strip(), fields[2].strip() if is_long else "", fields[-1]
-        if len(fields) != 2 and not is_long:
-            expected = "id and text, or id, address, title, body" if documents else "id and text"
-            fix = "write them with one tab between"
-            errors.add(number, None, f"{len(fields)} columns in {shorten(line)}", expected, fix)
-        elif not identifier or not (title or text.strip()) or not is_unicode(line):
-            errors.add(number, None, shorten(line), "an id and a text", "fill it in or drop the line")
-        else:
-            yield number, identifier, title, text
+def _first(objects: Sequence[Mapping[str, Any]], names: tuple[str, ...], otherwise: Any = None) -> Any:
+    """Return the first value that is there and not empty."""
+    values = (part.get(name) for part in objects for name in names)
+    return next((value for value in values if value not in (None, "")), otherwise)
+
+
+_SCALE_NAMED = re.compile(r"\b\d+\s*(to|through|and|-|–)\s*\d+\b|(\bout of|/)\s*\d+\b", re.IGNORECASE | re.ASCII)
+_ZERO = re.compile(
+    r"""^\s*0\s*$|(score|overall|rating|grade|category|\bO)["'\s*:=#_-]*((is|of)\b["'\s*:]*)?0\b""",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+def _states_zero(answer: str) -> bool:
+    """Return True if a prediction ends in the score 0; the scale that it names ("of 0 to 3", "/3") is no score."""
+    return _ZERO.search(_SCALE_NAMED.sub(" ", answer)) is not None
+
+
+@register(
+    "trec",
+    files="qrels: query id, 0, document id, grade; with topics (--queries) and a collection (--corpus)",
+    citation="TREC qrels as trec_eval reads them; tracks: Craswell et al. 2020, arXiv:2003.07820, and after",
+    options=("scale", "queries", "corpus"),
+    needs_scale=True,
+    is_qrels=True,
+    judge="{file}",
+)
+@register(
+    "beir",
+    files="folder in the BEIR layout: corpus.jsonl, queries.jsonl, qrels/<split>.tsv",
+    citation="Thakur et al. 2021, BEIR, arXiv:2104.08663",
+    options=("scale", "qrels"),
+    needs_scale=True,
+    folder={
+        "rows": ("qrels/*.tsv",),
+        "corpus": ("corpus.jsonl", "corpus.jsonl.gz", "corpus.parquet"),
+        "queries": ("queries.jsonl", "queries.jsonl.gz", "queries.parquet"),
+    },
+    is_qrels=True,
+    judge="{file}",
+    task="folder",
+)
+def qrels(row: SourceRow) -> Iterator[Judgement]:
+    """Read a grade of a document for a query, both named by their ids."""
+    query_id, document_id, grade = (row[name] for name in QRELS_HEADER)
+    yield Judgement(None, None, None, grade, "score", query_id, document_id, "corpus-id")
+
+
+TABLE_COLUMNS = ("query", "document", "grade", "query_id", "document_id", "task")
+"""Columns of the format "table"; those of ids and task may be absent."""
+
+
+@register(
+    "table",
+    files="table of pairs: a query, a document and a grade in each row",
+    licence="yours",
+    options=("scale", "columns"),
+    needs_scale=True,
+    suffixes=(".jsonl", ".parquet", ".csv", ".tsv"),
+    needed=TABLE_COLUMNS[:3],
+    optional=TABLE_COLUMNS[3:],
+    judge="table",
+    may_be_empty=True,
+)
+def table(row: SourceRow, names: Sequence[str] = TABLE_COLUMNS) -> Iterator[Judgement]:
+    """Read a pair with its grade; the file has other `names` for `TABLE_COLUMNS`."""
+    query, document, grade, query_id, document_id, task = names
+    yield Judgement(
+        row.text(query),
+        row.text(document),
+        value=row.get(grade),
+        value_column=grade,
+        query_id=row.id(query_id),
+        document_id=row.id(document_id),
+        task=row.read(OPTIONAL_TEXT, task),
+    )
+
+
+@register(
+    "pairs",
+    files="graded pairs of bixse: query, document, relevance",
+    licence="yours",
+    suffixes=(".jsonl", ".parquet", ".csv", ".tsv"),
+    needed=tuple(rule.name for rule in GRADED_COLUMNS if rule.needed),
+    optional=tuple(rule.name for rule in GRADED_COLUMNS if not rule.needed),
+    scale=(0, 1),
+    judge="",
+    has_grade=True,
+)
+def pairs(row: SourceRow) -> Iterator[Judgement]:
+    """Read a pair of bixse."""
+    if str(row.get("grade")).strip().lower() == "nan":  # what NumPy writes in CSV for no number
+        row["grade"] = None
+    values = {rule.name: row.read(rule) for rule in GRADED_COLUMNS if rule.kind != "id"}
+    yield Judgement(
+        values["query"] or "",
+        values["document"] or "",
+        value=values["relevance"],
+        query_id=row.id("query_id"),
+        document_id=row.id("document_id"),
+        task=values["task"],
+        judge=values["judge"],
+        grade_probs=values["grade_probs"],
+        grade=values["grade"],
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,12 +11,17 @@ import numpy as np
 from scipy.special import expit
 
 from bixse.errors import InputError, did_you_mean, shorten
+from bixse.files.values import number_hint, number_of
+from bixse.preparing.formats import ABSENT, FILL
+from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
+
+    from bixse.preparing.convert_settings import ConvertSettings
+    from bixse.preparing.formats import Format, Judgement, SourceRow
 
 MAPS = {
     "prob": "scores are probabilities of relevance, 0 to 1",
@@ -30,12 +36,9 @@ _REFUSED = {
     "needed",
     "auto": "scales look alike (probabilities and cosines, percents and scaled log-odds), and a wrong guess is noise",
 }
-_SATURATED = 1e-3
-"""Relevance closer than this to 0 or 1 carries no grade."""
-_LARGE = 40.0
-"""Largest absolute log-odds of a teacher."""
-_ROUNDING = 1e-6
-"""Tolerance beyond the range of a map, for rounding errors (of a float32 softmax, for example)."""
+_SATURATED = 1e-3  # relevance closer than this to 0 or 1 carries no grade
+_LARGE = 40.0  # largest absolute log-odds of a teacher
+_ROUNDING = 1e-6  # tolerance beyond the range of a map, for rounding errors (of a float32 softmax, for example)
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,10 @@ def summarise_scores(
 
 
 def check_scores(
-    positive: NDArray[Any], negative: NDArray[Any], score_map: ScoreMap, where: str = "scores"
+    positive: Sequence[float] | NDArray[Any],
+    negative: Sequence[float] | NDArray[Any],
+    score_map: ScoreMap,
+    where: str = "scores",
 ) -> list[str]:
     """Return warnings if a map does not fit scores in its range; raise InputError for scores without grades."""
     summary = summarise_scores(positive, negative)
@@ -140,7 +146,7 @@ def check_scores(
     return warnings
 
 
-def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]:
+def map_scores(scores: NDArray[Any] | float, score_map: ScoreMap) -> NDArray[np.float64]:
     """Return the relevance of scores in the range of the map."""
     if score_map.kind in ("logit", "platt"):
         with np.errstate(over="ignore"):  # a score of 1e308 times the slope is infinite, which maps to 0 or 1
@@ -153,31 +159,79 @@ class FileScores:
     """The scores of a file, positives and negatives apart: 8 bytes per score."""
 
     def __init__(self) -> None:
-        self._sides: tuple[list[NDArray[Any]], list[NDArray[Any]]] = [], []
+        self.positive, self.negative = array("d"), array("d")
         self.crossed = 0
         """Number of rows that score a negative above a positive."""
 
-    def add(self, table: pa.Table) -> None:
-        row, score, label = (table[name].to_numpy(zero_copy_only=False) for name in ("row", "score", "label"))
-        score, label = score.astype(np.float64), label.astype(np.float64)
-        known = np.isfinite(score)
-        positive, negative = known & (label == 1), known & (label == 0)
-        for side, chosen in zip(self._sides, (positive, negative), strict=True):
-            side.append(score[chosen])
-        # Rows of a file may have gaps; these numbers have none.
-        _, number = np.unique(row, return_inverse=True)
-        lowest, highest = np.full(number.max(initial=-1) + 1, np.inf), np.full(number.max(initial=-1) + 1, -np.inf)
-        np.minimum.at(lowest, number[positive], score[positive])
-        np.maximum.at(highest, number[negative], score[negative])
-        self.crossed += int((highest > lowest).sum())
+    def add(self, judgements: Sequence[Judgement]) -> None:
+        """Add the scores of a row."""
+        positive, negative = (
+            [item.score for item in judgements if item.label == label and item.score is not None] for label in (1, 0)
+        )
+        self.positive.extend(positive)
+        self.negative.extend(negative)
+        self.crossed += bool(positive and negative and max(negative) > min(positive))
 
-    def sides(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        positive, negative = (np.concatenate(side) if side else np.zeros(0) for side in self._sides)
-        return positive, negative
 
-    @property
-    def any(self) -> bool:
-        return any(len(side) for side in self.sides())
+class Grading:
+    """The rule that turns the labels, grades and scores of a source into grades and relevance."""
+
+    def __init__(self, settings: ConvertSettings, form: Format) -> None:
+        self.form = form
+        self.scale = settings.grade_scale or GradeScale(*(form.scale or (0, 1)))
+        self.score_map = parse_score_map(settings.score_map) if settings.score_map is not None else None
+        if form.needs_map and self.score_map is None:
+            raise InputError(
+                f"{settings.path}: got no score map; expected one of {', '.join(MAPS)}; fix: choose one by what the "
+                f"scores are: {'; '.join(f'{name}: {what}' for name, what in MAPS.items())}"
+            )
+        self.is_binary = self.score_map is not None and self.score_map.kind == "binary"
+        self.teacher = None if self.is_binary else self.score_map
+        """The map from the scores of a teacher to relevance, if they count."""
+        self.is_unstated = "score_map" in form.options and self.score_map is None and settings.grade_scale is None
+
+    def grade(self, row: SourceRow, item: Judgement) -> None:
+        """Give a judgement its score, status, grade and relevance; add what is wrong with its value to the row."""
+        value, column, label = item.value, item.value_column, item.label
+        is_empty = value is None or value == ""
+        is_ignored = self.is_binary and label is not None
+        if not is_empty:
+            item.score = number_of(value)
+            if not is_ignored or self.form.needs_map:
+                self._check(row, column, value, item.score)
+        elif column and self.teacher is not None:
+            fix = "score the pairs, or take the labels: --score-map binary"
+            row.refuse(column, ABSENT, "a score of every text", fix)
+        elif column and label is None and not item.status and not self.form.may_be_empty:
+            row.refuse(column, value if column in row else ABSENT, "a number", FILL)
+        grade, low, high = label if is_ignored or is_empty else item.score, self.scale.minimum, self.scale.maximum
+        if self.teacher is not None and item.score is not None:
+            item.judge, grade = f"teacher scores ({self.teacher})", float(map_scores(item.score, self.teacher))
+        elif label is not None:
+            item.judge = "binary labels"
+        if item.status:
+            return
+        if grade is None:
+            item.status = "no-grade"
+        elif not low <= grade <= high:
+            item.status = "off-scale"
+        else:
+            item.status, item.relevance = "graded", (grade - low) / (high - low)
+            item.grade = item.grade if self.form.has_grade else float(grade)
+
+    def _check(self, row: SourceRow, column: str, value: Any, number: float) -> None:
+        """Refuse a value that is no number, or has no meaning."""
+        if not math.isfinite(number):
+            row.refuse(column, value, "a finite number", number_hint(value, "drop the row"))
+        elif self.teacher is not None:
+            low, high = self.teacher.range
+            if not low <= number <= high:
+                row.refuse(column, value, f"a score in the range of the map {self.teacher}", "state another map")
+        elif self.is_binary and not self.form.needs_map and number not in (0, 1):
+            row.refuse(column, value, "0 or 1 under the map binary", "state another map, or a scale")
+        if self.is_unstated:
+            fix = "state what they mean: --scale LOW HIGH, or --score-map prob, percent, logit, platt:SLOPE,INTERCEPT "
+            row.refuse(column, value, "a stated scale or score map", f"{fix}or binary")
 
 
 def _looks_like(scores: NDArray[np.float64]) -> tuple[str, str]:

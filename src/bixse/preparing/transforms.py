@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
 """A column that rows are compared by: ids and task literally, texts in their `normal_form`."""
-NO_LABEL = -1
-"""Value in `PairColumns.labels` for a relevance that is nobody's grade."""
-ROUNDING = 1e-9
-"""Tolerance below a cutoff: grade 4.6 on 1 to 5 is 0.8999999999999999."""
+NO_LABEL = -1  # in `PairColumns.labels`: a relevance that is nobody's grade
+ROUNDING = 1e-9  # tolerance below a cutoff: grade 4.6 on 1 to 5 is 0.8999999999999999
 RANGES = {
     "cutoff": (0.0, 1.0),
     "threshold": (0.0, 1.0),
@@ -39,10 +37,8 @@ RANGES = {
     "seed": (0, SEEDS - 1),
 }
 """Value of a transform -> lowest and highest."""
-ROWS_AT_ONCE = 4096
-"""Rows that are taken from a table together."""
-BINS = 10
-"""Number of relevance levels that a sample keeps in proportion."""
+ROWS_AT_ONCE = 4096  # taken from a table together
+BINS = 10  # levels of relevance that a sample keeps in proportion, and a histogram shows
 
 
 # The rows of a query often follow each other, so that its text is hashed once.
