@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bixse.cli.verb import CommandResult, add_settings
+from bixse.cli.verb import CommandResult, Verb, add_settings
 from bixse.errors import (
     BixseError,
     InputError,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
 
-    from bixse.cli.verb import Verb
 
 VERBS = {
     "quickstart": ("lab:QUICKSTART", "train, and compare with BM25 and the base model on Python's documentation"),

@@ -18,12 +18,11 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import OutputExistsError
 from bixse.evaluation.tasks import collection_task
 from bixse.export.graph import RECORD_FILE, check_installed, load_exported, write_graph
-from bixse.export.proof import MOST_READ, disagreement, of_all_lengths, ranking_difference, seconds
+from bixse.export.proof import MOST_READ, Texts, disagreement, of_all_lengths, ranking_difference, seconds
 from bixse.files.files import storage_errors, write_atomically, write_hashes
 
 if TYPE_CHECKING:
     from bixse.export.export_settings import ExportSettings
-    from bixse.export.proof import Texts
     from bixse.progress import ProgressBars
     from bixse.results import Difference
 

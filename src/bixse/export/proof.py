@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from bixse.relevance import Kind
     from bixse.results import Difference
 
-    Texts: TypeAlias = dict[Kind, list[str]]
-
+Texts: TypeAlias = "dict[Kind, list[str]]"
 TEXTS = 128
 """Queries, and documents, that both embed."""
 MOST_READ = 20_000

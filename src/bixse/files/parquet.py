@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +20,6 @@ from bixse.files.files import atomic_file, cache_folder, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from typing import BinaryIO
 
 REPLACE = "write or fetch it again, or name it by its real format"
 """Fix for an unreadable Parquet file."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.files.parquet import save_table
-from bixse.judging.ask import of_another_model
+from bixse.judging.ask import Asking, of_another_model
 from bixse.judging.judge import STATUSES, Answer, Usage
 from bixse.judging.spending import cost_text
 from bixse.report.table import format_histogram, format_table
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from bixse.judging.ask import Asking
     from bixse.judging.grade_settings import Prices
     from bixse.relevance import GradeScale
 

@@ -12,7 +12,7 @@ from bixse.calibration.calibrate_head import fit_head
 from bixse.calibration.reliability import calibration_report
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
-from bixse.search.search_collection import encode_collection
+from bixse.search.search_collection import EncodedCollection, encode_collection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
     from bixse.relevance import GradeScale
     from bixse.results import CalibrationReport
-    from bixse.search.search_collection import EncodedCollection
 
 
 def calibrate_on_dev(

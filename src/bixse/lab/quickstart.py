@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from bixse.data.collection import save_collection
+from bixse.data.collection import Collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs
@@ -21,7 +21,7 @@ from bixse.encoders.loading.build import demo_model_path
 from bixse.files.files import write_atomically
 from bixse.lab.comparison import Comparer
 from bixse.lab.head_report import calibrate_on_dev
-from bixse.report.schema import load_report_data
+from bixse.report.schema import ReportData, load_report_data
 from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.recipe import TrainResult, train
 
@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from bixse.data.collection import Collection
     from bixse.lab.lab_config import QuickstartConfig
     from bixse.progress import ProgressBars
-    from bixse.report.schema import ReportData
 
 MODEL = "demo"
 """The name for all-MiniLM-L6-v2 in the extra `bixse[demo]`."""

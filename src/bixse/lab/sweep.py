@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from bixse.lab.experiments import (
     Arm,
     ArmRun,
     Measured,
+    RunResult,
     RunStatus,
     clear,
     do_runs,
@@ -43,9 +44,6 @@ from bixse.training.config import MODEL_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures, judged_queries, split_hashes, watched_splits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from bixse.lab.experiments import RunResult
     from bixse.lab.lab_config import SweepConfig
 
 

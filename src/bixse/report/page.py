@@ -16,13 +16,12 @@ from markupsafe import Markup, escape
 
 from bixse.files.files import write_atomically
 from bixse.report import plots, table
-from bixse.results import VERDICT_WORDS
+from bixse.results import VERDICT_WORDS, Difference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bixse.report.schema import ReportData
-    from bixse.results import Difference
 
 CHANGES_LISTED = 10
 

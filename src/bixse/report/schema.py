@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,7 +15,6 @@ from bixse.results import CalibrationReport, Comparison, MergePoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Self
 
 
 Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]

@@ -15,13 +15,12 @@ from bixse.errors import InputError, InvalidFileError
 from bixse.files.files import alone_in, append_line, storage_errors
 from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
-from bixse.judging.audit.labels import LABELS, LabelStatus, Word, agreed_grade, standing_words
+from bixse.judging.audit.labels import LABELS, LabelStatus, PairIds, Word, agreed_grade, standing_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from bixse.judging.audit.labels import PairIds
 
 COLUMNS = (
     *(FileColumn(name, "id") for name in ("query_id", "document_id")),

@@ -17,7 +17,7 @@ from bixse.errors import InputError
 from bixse.files.parquet import read_table
 from bixse.judging.audit.agreement import nearest_level
 from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME
-from bixse.ui.ui_settings import SEED
+from bixse.ui.ui_settings import SEED, UiSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from bixse.judging.rubrics import Rubric
     from bixse.relevance import GradeScale
     from bixse.ui.label_log import LabelEvent, LabelLog
-    from bixse.ui.ui_settings import UiSettings
 
 FIGURES = ("relevance", "relevance_low", "relevance_high")
 COLUMNS = ["query_id", "document_id", "status", "judge", "grade_probs", *FIGURES]

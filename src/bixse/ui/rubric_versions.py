@@ -21,7 +21,7 @@ from bixse.judging.audit.agreement import cohen_kappa, counts_by_query, nearest_
 from bixse.judging.audit.audit import first_relevant
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.rubrics import Rubric, field_fault, load_rubric, rubric_toml
-from bixse.ui.workspace import RefusedFormError
+from bixse.ui.workspace import RefusedFormError, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from bixse.ui.workspace import Workspace
 
 DECISIONS_FILE = "rubrics.jsonl"
 FILE_NAME = re.compile(r"rubric-(\d+)\.toml")

@@ -23,7 +23,7 @@ from bixse.errors import BixseError, InputError, printable
 from bixse.report.page import page_environment
 from bixse.ui.pages import compare, home, label, rubric, training
 from bixse.ui.safety import POLICY, REPORT_POLICY, Guard, Session, Sessions, open_secret, read_form
-from bixse.ui.workspace import NotReadyError, Page, RefusedFormError, Visit, open_workspace
+from bixse.ui.workspace import Act, Draw, NotReadyError, Page, RefusedFormError, Show, Visit, Workspace, open_workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from bixse.ui.ui_settings import UiSettings
-    from bixse.ui.workspace import Act, Draw, Show, Workspace
 
 PAGES = (*home.PAGES, *label.PAGES, *rubric.PAGES, *compare.PAGES, *training.PAGES)
 """All pages in the order of the navigation; `/` shows the first page that fits the folder."""

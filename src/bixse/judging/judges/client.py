@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import ServerSettings
-from bixse.judging.judge import NOTHING
+from bixse.judging.judge import NOTHING, Usage
 from bixse.judging.judges.dialects import Reply, parse_reply
 from bixse.judging.judges.endpoints import (
     DETAIL_WIDTH,
@@ -36,7 +36,7 @@ from bixse.judging.judges.endpoints import (
     refusal,
     reported_usage,
 )
-from bixse.judging.spending import OverBudgetError, guessed_usage
+from bixse.judging.spending import OverBudgetError, Spending, guessed_usage
 
 try:
     import aiohttp
@@ -49,8 +49,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
-    from bixse.judging.judge import Usage
-    from bixse.judging.spending import Spending
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -15,7 +15,7 @@ from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import quiet_loading
 from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import InputError, ModelError
-from bixse.judging.judge import Answer, Usage
+from bixse.judging.judge import Answer, Dtype, Question, Usage
 from bixse.judging.judges.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
 from bixse.preparing.score_scale import ScoreMap, map_scores, parse_score_map
 from bixse.relevance import GradeScale
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     import torch
     from numpy.typing import NDArray
-
-    from bixse.judging.judge import Dtype, Question
 
 
 MODE: Final = "score"

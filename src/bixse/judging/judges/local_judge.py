@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from bixse.errors import InputError, ModelError
-from bixse.judging.judge import Answer, Usage
+from bixse.judging.judge import Answer, Dtype, Question, Usage
 from bixse.judging.judges.local_model import LocalModel, PromptReader, longest_input
 from bixse.judging.judges.reading import OptionProbabilities, expected_grade, spellings
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from bixse.judging.judge import Dtype, Question
     from bixse.judging.rubrics import Rubric
 
     Messages = Sequence[Mapping[str, str]]

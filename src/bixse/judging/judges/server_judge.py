@@ -26,12 +26,11 @@ from bixse.judging.judges.dialects import (
     request_body,
     simpler_form,
 )
-from bixse.judging.judges.endpoints import TRANSIENT, RequestError
+from bixse.judging.judges.endpoints import TRANSIENT, RequestError, ServedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from bixse.judging.judges.endpoints import ServedModel
     from bixse.judging.rubrics import Rubric
     from bixse.judging.spending import Spending
     from bixse.relevance import GradeScale

@@ -10,11 +10,11 @@ from bixse.data.task_instructions import load_instructions
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import set_instructions
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate import Evaluation, evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
-from bixse.evaluation.systems import Bm25System, EncoderSystem
-from bixse.evaluation.tasks import collection_task
-from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, Measured, train_run
+from bixse.evaluation.systems import Bm25System, EncoderSystem, System
+from bixse.evaluation.tasks import Task, collection_task
+from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, ArmRun, Measured, train_run
 from bixse.lab.studies.study_inputs import StudyInputs, transformed
 from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sentence_transformers import SentenceTransformer
-
-    from bixse.evaluation.evaluate import Evaluation
-    from bixse.evaluation.systems import System
-    from bixse.evaluation.tasks import Task
-    from bixse.lab.experiments import ArmRun
 
 
 NOT_MERGED = ", not merged"

@@ -20,16 +20,13 @@ from bixse.encoders.loading.static import save_static_encoder
 from bixse.errors import InputError
 from bixse.files.files import hash_files
 from bixse.lab.experiments import INPUTS_FOLDER
-from bixse.lab.lab_config import PYDOCS
+from bixse.lab.lab_config import PYDOCS, StudyConfig, StudyData
 from bixse.preparing import transforms
-from bixse.relevance import GradeScale
+from bixse.relevance import GradeScale, Qrels
 from bixse.training.dev_evaluation import check_not_trained_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from bixse.lab.lab_config import StudyConfig, StudyData
-    from bixse.relevance import Qrels
 
 
 log = logging.getLogger(__name__)

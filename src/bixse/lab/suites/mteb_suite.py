@@ -19,7 +19,7 @@ from mteb.models.model_meta import ScoringFunction
 from pydantic import ValidationError
 
 from bixse.data.collection import Collection, Document, save_collection
-from bixse.data.run import open_run
+from bixse.data.run import Run, open_run
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import prompt_for
@@ -27,8 +27,8 @@ from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.precision import autocast
 from bixse.errors import BixseError, InputError, did_you_mean
 from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
-from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY, evaluate_run
-from bixse.evaluation.systems import EncoderSystem, instructions_of
+from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY, PerQuery, evaluate_run
+from bixse.evaluation.systems import EncoderSystem, System, instructions_of
 from bixse.files.files import read_text, write_atomically
 from bixse.lab.suites.known_suites import INSTRUCTIONS
 
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
     from mteb.abstasks import AbsTask
 
-    from bixse.data.run import Run
-    from bixse.evaluation.metrics import PerQuery
-    from bixse.evaluation.systems import System
     from bixse.progress import ProgressBars
 
 CACHE_FOLDER = "mteb"

@@ -13,7 +13,7 @@ from bixse.errors import BixseError, InputError, shorten
 from bixse.evaluation.metrics import evaluate_run
 from bixse.ui.pages.label import event_of, grading_form
 from bixse.ui.ui_settings import SEED
-from bixse.ui.workspace import BackgroundJob, Page
+from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bixse.data.collection import Collection
     from bixse.search.search_collection import Hit
     from bixse.ui.searcher import Searcher
-    from bixse.ui.workspace import Visit, Workspace
 
 TOPS = (5, 10, 20)
 SHOWN_QUERIES = 500  # number of queries in the list; other queries of the collection are found by typing

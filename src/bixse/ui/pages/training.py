@@ -17,7 +17,7 @@ import numpy as np
 from bixse.data.run import RUN_FILE
 from bixse.errors import InputError
 from bixse.training.config import LOG_FILE, MODEL_FOLDER
-from bixse.ui.workspace import BackgroundJob, Page, read_record
+from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from bixse.report.plots import Plot
     from bixse.report.schema import MergeCurve, TrainingCurve
-    from bixse.ui.workspace import Visit, Workspace
 
 
 LONGEST_CURVE = 1000
