@@ -209,7 +209,7 @@ def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
 
     Line ends and a byte order mark are dropped. A line that is too long or not UTF-8 is an error.
     """
-    with _opened(path) as (file, raw):
+    with opened(path) as (file, raw):
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
@@ -230,7 +230,8 @@ def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Open a file of text: yield its unpacked bytes, and the file as it is on the disk."""
     files_of(path, ())
     try:
         with path.open("rb") as raw:
@@ -316,7 +317,7 @@ def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, A
 def _csv_rows(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)  # the default of 128 KiB is shorter than some documents
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
-    with _opened(path) as (file, raw):
+    with opened(path) as (file, raw):
         # invalid UTF-8 becomes halves of surrogate pairs, so that the check of texts reports the row
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         reader = csv.reader(_csv_lines(text), delimiter=delimiter, strict=True)

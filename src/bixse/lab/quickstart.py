@@ -68,7 +68,7 @@ class QuickstartResult:
 
 
 @contextmanager
-def _stage(say: Callable[[str], None], timings: defaultdict[str, float], name: str) -> Iterator[list[str]]:
+def _stage(say: Callable[[str], object], timings: defaultdict[str, float], name: str) -> Iterator[list[str]]:
     """Announce and time a block, then report the notes that the block added to the list."""
     started, notes = time.perf_counter(), list[str]()
     say(f"{name} ...")
@@ -81,7 +81,7 @@ def _stage(say: Callable[[str], None], timings: defaultdict[str, float], name: s
 def quickstart(
     settings: QuickstartConfig,
     out: Path,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], object] = lambda line: None,
     progress: ProgressBars | None = None,
 ) -> QuickstartResult:
     """Train BiXSE on graded queries over Python's own documentation and compare it on held-out queries.

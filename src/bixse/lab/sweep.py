@@ -378,17 +378,11 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
     return list(arms.values())
 
 
-def _setting(config: BaseModel, key: str) -> Any:
-    """Return the value under a dotted key. None if its section is missing."""
+def _as_read(config: TrainConfig, key: str, given: Any) -> Any:
+    """Return a varied value as training reads it (YAML gives "1e-4" as text). A section stays as given."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
-    return value
-
-
-def _as_read(config: TrainConfig, key: str, given: Any) -> Any:
-    """Return a varied value as training reads it (YAML gives "1e-4" as text). A section stays as given."""
-    value = _setting(config, key)
     return given if isinstance(value, BaseModel) else value
 
 

@@ -303,9 +303,7 @@ class ChatClient:
                 "correct the address"
             )
         self._raise_if_shared(listed, ("key", "quota"))
-        if isinstance(listed, RequestError):
-            return choose_model(None, wanted, self.address)
-        return choose_model(listed, wanted, self.address)
+        return choose_model(None if isinstance(listed, RequestError) else listed, wanted, self.address)
 
     async def _list_models(self, tries: int = 1) -> list[ServedModel] | RequestError:
         for made in range(1, tries + 1):

@@ -203,7 +203,20 @@ class MtebEncoder(AbsEncoder):
     def __init__(self, encoder: Any, label: str, prompts: Mapping[str, str], revision: str) -> None:
         self.encoder = encoder
         self.prompts = dict(prompts)
-        self.mteb_model_meta = model_meta(encoder, label, revision)
+        # mteb names every model from a folder no_model_name_available, without revision: checkpoints would share scores
+        parts = [part for part in Path(label).parts if part not in ("/", ".", "..")][-2:]
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={
+                "name": "/".join(parts if len(parts) == 2 else ["bixse", *parts]),
+                "revision": revision,
+                "framework": ["Sentence Transformers", "PyTorch"],
+                "similarity_fn_name": ScoringFunction.COSINE,
+                "embed_dim": encoder.get_embedding_dimension(),
+                "max_tokens": encoder.max_seq_length,
+                "n_parameters": sum(parameter.numel() for parameter in encoder.parameters()),
+                "use_instructions": encoder.instructions is not None,
+            }
+        )
         self.used: dict[str, str | None] = {}
         """Task and kind of text -> the prompt before it. None: the model's default prompt, if it has one."""
 
@@ -238,24 +251,6 @@ def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder:
         )
     prompts = mteb_prompts(system.encoder, tasks, system.task)
     return MtebEncoder(system.encoder, system.label, prompts, system.weights)
-
-
-def model_meta(encoder: Any, label: str, revision: str) -> Any:
-    """Return the name and hash under which mteb stores results."""
-    # mteb names every model from a folder no_model_name_available, without revision: checkpoints would share scores
-    parts = [part for part in Path(label).parts if part not in ("/", ".", "..")][-2:]
-    return ModelMeta.create_empty(
-        overwrites={
-            "name": "/".join(parts if len(parts) == 2 else ["bixse", *parts]),
-            "revision": revision,
-            "framework": ["Sentence Transformers", "PyTorch"],
-            "similarity_fn_name": ScoringFunction.COSINE,
-            "embed_dim": encoder.get_embedding_dimension(),
-            "max_tokens": encoder.max_seq_length,
-            "n_parameters": sum(parameter.numel() for parameter in encoder.parameters()),
-            "use_instructions": encoder.instructions is not None,
-        }
-    )
 
 
 def mteb_prompts(encoder: Any, tasks: Sequence[Any], task: str | None = None) -> dict[str, str]:
