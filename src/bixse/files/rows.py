@@ -8,23 +8,20 @@ import io
 import json
 import shlex
 import zlib
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeAlias, cast
+from typing import Any, BinaryIO, TextIO, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import RepeatedKeyError, atomic_file, not_text, parse_json
 from bixse.files.parquet import open_table, row_batches, save_table
 from bixse.files.values import FileColumn, InvalidValueError, missing_column_hint
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
 """Suffixes of files of rows; all but Parquet may be followed by .gz."""

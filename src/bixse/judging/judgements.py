@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,9 +21,6 @@ from bixse.judging.spending import cost_text
 from bixse.report.table import format_histogram, format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from bixse.judging.grade_settings import Prices
     from bixse.relevance import GradeScale
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.trec import write_run
@@ -18,9 +20,6 @@ from bixse.results import VERDICT_IN_A_SENTENCE, Comparison, Difference
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from bixse.progress import ProgressBars
     from bixse.training.merge import MergeResult
     from bixse.training.recipe import TrainResult

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bixse.calibration.calibrate_head import fit_head
 from bixse.calibration.reliability import calibration_report
@@ -15,10 +17,6 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.search.search_collection import EncodedCollection, encode_collection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
     from bixse.data.collection import Collection
     from bixse.progress import ProgressBars
     from bixse.relevance import GradeScale

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -26,10 +29,6 @@ from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, Tr
 from bixse.training.recipe import TrainResult, train
 
 if TYPE_CHECKING:
-    from collections import defaultdict
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
     from bixse.lab.lab_config import QuickstartConfig
     from bixse.progress import ProgressBars
 

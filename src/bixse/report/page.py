@@ -6,6 +6,7 @@ Jinja escapes every text from the data. Only plots, which this package draws its
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -19,8 +20,6 @@ from bixse.report import plots, table
 from bixse.results import VERDICT_WORDS, Difference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bixse.report.schema import ReportData
 
 CHANGES_LISTED = 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,6 @@ from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME
 from bixse.ui.ui_settings import SEED, UiSettings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from bixse.evaluation.statistics import Floats
     from bixse.judging.audit.labels import PairIds
     from bixse.judging.rubrics import Rubric

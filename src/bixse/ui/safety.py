@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -22,8 +23,6 @@ from starlette.responses import PlainTextResponse, Response
 from bixse.files.files import storage_errors
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LONGEST_FORM = 1 << 20  # maximum size of a form in bytes

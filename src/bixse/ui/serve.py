@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,6 @@ from bixse.ui.safety import POLICY, REPORT_POLICY, Guard, Session, Sessions, ope
 from bixse.ui.workspace import Act, Draw, NotReadyError, Page, RefusedFormError, Show, Visit, Workspace, open_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.requests import Request
 
     from bixse.ui.ui_settings import UiSettings

@@ -7,9 +7,11 @@ import logging
 import math
 import shlex
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,9 +30,6 @@ from bixse.ui.label_log import LabelLog, open_labels
 from bixse.ui.label_plan import Desk, LabelPlan, RunIndex, open_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
     from bixse.results import IntervalEstimate
     from bixse.ui.safety import Session
     from bixse.ui.ui_settings import UiSettings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,6 @@ from bixse.lab.lab_config import QuickstartConfig, StudyConfig, SweepConfig, pre
 from bixse.scale.engine import PlaceSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from bixse.lab.sweep import SweepResult
 
 

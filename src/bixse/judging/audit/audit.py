@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,6 @@ from bixse.report.table import format_interval, format_number, format_table
 from bixse.results import UNITS_FROM, CalibrationReport, IntervalEstimate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from bixse.judging.audit.audit_settings import AuditSettings
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from bixse.calibration.reliability import brier, expected_calibration_error
@@ -22,10 +24,6 @@ from bixse.report.table import format_difference, format_interval, format_table
 from bixse.results import VERDICT_WORDS, IntervalEstimate, too_few
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
     from bixse.data.graded_pairs import GradedPairs
     from bixse.judging.audit.audit_settings import GradeMapSettings
     from bixse.relevance import GradeScale

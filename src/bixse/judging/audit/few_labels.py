@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 
@@ -30,13 +33,6 @@ from bixse.judging.audit.labels import Labels, impossible_lines, read_labels
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale, Ranking
 from bixse.report.table import Cell, format_difference, format_interval, format_number, format_table
 from bixse.results import UNITS_FROM, VERDICT_WORDS, IntervalEstimate, too_few
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    import numpy.typing as npt
-
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
 NO_NDCG = (

@@ -12,8 +12,9 @@ import queue
 import random
 import threading
 import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import ServerSettings
@@ -45,9 +46,6 @@ except ImportError as error:
     raise InputError(
         "aiohttp: got no such package; expected it for asking servers; fix: pip install 'bixse[grade]'"
     ) from error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
 
 Item = TypeVar("Item")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import Tensor
 
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Answer, Dtype, Question, Usage
@@ -17,11 +20,6 @@ from bixse.judging.judges.local_model import LocalModel, PromptReader, longest_i
 from bixse.judging.judges.reading import OptionProbabilities, expected_grade, spellings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
     from bixse.judging.rubrics import Rubric
 
     Messages = Sequence[Mapping[str, str]]

@@ -10,11 +10,13 @@ import hashlib
 import importlib.util
 import inspect
 import json
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bixse.encoders.loading.build import model_hashes, quiet_loading
@@ -24,10 +26,6 @@ from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import file_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import Tensor
-
     from bixse.judging.judge import Dtype
 
 

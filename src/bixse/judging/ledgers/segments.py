@@ -9,21 +9,19 @@ import os
 import secrets
 import time
 from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache
 from itertools import starmap
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
 from bixse.errors import InputError
 from bixse.files.files import atomic_file, file_hash, interruptible, read_text, storage_errors
 from bixse.files.parquet import open_table, read_table, table_writer
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from collections.abc import Set as AbstractSet
-    from pathlib import Path
 
 FORMAT = 2
 """Format version of ledgers."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
@@ -19,9 +21,6 @@ from bixse.lab.studies.study_inputs import StudyInputs, transformed
 from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from sentence_transformers import SentenceTransformer
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.evaluation.metrics import PRIMARY_METRIC
@@ -26,9 +28,6 @@ from bixse.report.table import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
-
     from bixse.lab.lab_config import StudyConfig
     from bixse.results import Difference
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import IncompleteError, InputError, did_you_mean
@@ -20,9 +22,6 @@ from bixse.preparing.transforms import KeepFrom, transformed
 from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from bixse.data.graded_pairs import GradedPairs
     from bixse.evaluation.tasks import Task
     from bixse.lab.studies.study_inputs import StudyInputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,6 @@ from bixse.scale.engine import PlaceSettings
 from bixse.training.config import MODEL_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from bixse.progress import Step
 
 

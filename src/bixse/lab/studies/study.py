@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from bixse.errors import ConfigError, InputError, did_you_mean
@@ -17,8 +18,6 @@ from bixse.lab.lab_config import StudyConfig, merged
 from bixse.lab.studies.measures import train_and_score
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bixse.data.graded_pairs import GradedPairs
     from bixse.results import Difference
 

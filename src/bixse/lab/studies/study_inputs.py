@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +26,6 @@ from bixse.lab.lab_config import PYDOCS, StudyConfig, StudyData
 from bixse.preparing import transforms
 from bixse.relevance import GradeScale, Qrels
 from bixse.training.dev_evaluation import check_not_trained_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
 
 log = logging.getLogger(__name__)
 STATIC = "static"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,8 +34,6 @@ from bixse.files.files import read_text, write_atomically
 from bixse.lab.suites.known_suites import INSTRUCTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from mteb.abstasks import AbsTask
 
     from bixse.progress import ProgressBars

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.data.trec import read_qrels, read_run
@@ -18,9 +20,6 @@ from bixse.files.values import FileColumn
 from bixse.lab.suites.known_suites import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from bixse.evaluation.evaluate import Evaluation
     from bixse.relevance import Qrels
 

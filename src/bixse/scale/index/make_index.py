@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,6 @@ from bixse.scale.index.search import load_encoder, warn_of_long
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from sentence_transformers import SentenceTransformer
 
     from bixse.progress import ProgressBars

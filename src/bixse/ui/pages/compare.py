@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,8 +17,6 @@ from bixse.ui.ui_settings import SEED
 from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from bixse.calibration.calibrate_head import HeldOutCheck, ScoredPairs
     from bixse.data.collection import Collection
     from bixse.search.search_collection import Hit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ from bixse.ui.rubric_versions import current_rubric
 from bixse.ui.workspace import Page, Visit, Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bixse.judging.audit.labels import LabelStatus, PairIds
 
 SHOWN = 4000  # number of characters of a document that are shown at first

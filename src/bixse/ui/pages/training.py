@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bixse.data.run import RUN_FILE
 from bixse.errors import InputError
@@ -21,10 +23,6 @@ from bixse.training.config import LOG_FILE, MODEL_FOLDER
 from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace, read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from bixse.report.plots import Plot
     from bixse.report.schema import MergeCurve, TrainingCurve
 
