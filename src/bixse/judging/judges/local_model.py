@@ -219,8 +219,7 @@ class PromptReader:
         except RuntimeError as error:
             if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
                 raise
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         return None
 
     @torch.inference_mode()
