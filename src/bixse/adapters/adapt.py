@@ -6,13 +6,16 @@ import hashlib
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from safetensors.torch import save
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from bixse.data.joined import Unjoined, check_joined, warn_of, without_relevant
@@ -29,11 +32,6 @@ from bixse.losses.tiles.bce import graded_bce
 from bixse.search.exact import DEPTH, exact_search, to_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
     from bixse.adapters.adapt_settings import AdaptSettings
     from bixse.progress import ProgressBars
     from bixse.results import Difference

@@ -15,12 +15,14 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
-from bixse.cli.verb import CommandResult, add_settings
+from bixse.cli.verb import CommandResult, Verb, add_settings
 from bixse.errors import (
     BixseError,
     InputError,
@@ -33,12 +35,6 @@ from bixse.errors import (
 from bixse.scale.engine import PlaceSettings
 from bixse.settings import flag_of, section_of
 from bixse.training.distributed import is_main_process, rank, world_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import FrameType
-
-    from bixse.cli.verb import Verb
 
 VERBS = {
     "quickstart": ("lab:QUICKSTART", "train, and compare with BM25 and the base model on Python's documentation"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import get_annotations
 from pathlib import Path
@@ -12,8 +13,6 @@ from bixse.encoders.loading.precision import Setting, use_precision
 from bixse.settings import Flag, Settings, flag_of, known_keys, section_of, types_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from pydantic.fields import FieldInfo
 
     Kind = TypeVar("Kind", bound=Settings)

@@ -18,12 +18,11 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import OutputExistsError
 from bixse.evaluation.tasks import collection_task
 from bixse.export.graph import RECORD_FILE, check_installed, load_exported, write_graph
-from bixse.export.proof import MOST_READ, disagreement, of_all_lengths, ranking_difference, seconds
+from bixse.export.proof import MOST_READ, TextsByKind, disagreement, of_all_lengths, ranking_difference, seconds
 from bixse.files.files import storage_errors, write_atomically, write_hashes
 
 if TYPE_CHECKING:
     from bixse.export.export_settings import ExportSettings
-    from bixse.export.proof import Texts
     from bixse.progress import ProgressBars
     from bixse.results import Difference
 
@@ -83,7 +82,7 @@ def export(settings: ExportSettings, out: str | Path, progress: ProgressBars | N
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")  # on one disk, so that a rename is enough
     with scratch as folder, use_precision("float32"), storage_errors(out):
-        texts: Texts
+        texts: TextsByKind
         if settings.pairs is not None:
             pairs = load_pairs(settings.pairs)
             texts = {"query": [pair.query for pair in pairs], "document": [pair.document for pair in pairs]}

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from bixse.settings import Flag, Settings
-
-if TYPE_CHECKING:
-    from typing import Self
 
 Target: TypeAlias = Literal["onnx", "onnx-int8", "openvino"]
 

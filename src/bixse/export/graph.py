@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
@@ -24,8 +25,6 @@ from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import damage, file_hash, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from bixse.export.export_settings import Target
 
 RECORD_FILE, ONNX_FILE, OPENVINO_FILE, TOKENIZER_FILE = "export.json", "model.onnx", "model.xml", "tokenizer.json"

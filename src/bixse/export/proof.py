@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -16,16 +17,13 @@ from bixse.evaluation.statistics import paired_difference
 from bixse.evaluation.systems import EncoderSystem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.tasks import Task
     from bixse.progress import ProgressBars
     from bixse.relevance import Kind
     from bixse.results import Difference
 
-    Texts: TypeAlias = dict[Kind, list[str]]
-
+TextsByKind: TypeAlias = "dict[Kind, list[str]]"
 TEXTS = 128
 """Queries, and documents, that both embed."""
 MOST_READ = 20_000
@@ -40,13 +38,13 @@ def of_all_lengths(texts: Sequence[str]) -> list[str]:
     return [distinct[row] for row in np.random.default_rng(0).permutation(by_length(distinct)[evenly])]
 
 
-def disagreement(model: RelevanceModel, exported: RelevanceModel, texts: Texts) -> dict[str, float]:
+def disagreement(model: RelevanceModel, exported: RelevanceModel, texts: TextsByKind) -> dict[str, float]:
     """Return the largest 1 - cosine between the graph's and torch's embeddings, per batch size and at full length.
 
     The graph's embedding counts as it is: if its length is not 1, it disagrees.
     """
     full = "a " * (model.max_seq_length or 512)
-    longest: Texts = {"document": [full, full]}
+    longest: TextsByKind = {"document": [full, full]}
     largest = {}
     for name, batch, of_kind in (("batches of 1", 1, texts), ("batches of 32", 32, texts), ("full length", 2, longest)):
         cosines = []
@@ -61,7 +59,7 @@ def disagreement(model: RelevanceModel, exported: RelevanceModel, texts: Texts) 
     return largest
 
 
-def seconds(model: RelevanceModel, exported: RelevanceModel, texts: Texts) -> dict[str, tuple[float, float]]:
+def seconds(model: RelevanceModel, exported: RelevanceModel, texts: TextsByKind) -> dict[str, tuple[float, float]]:
     """Return the median seconds of torch and of the graph, for all documents together and per query."""
     measured = {}
     work: list[tuple[str, Kind, list[list[str]]]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,6 @@ from bixse.results import Difference
 from bixse.training.config import MODEL_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bixse.export.export_settings import PushSettings
 
 CARD_FILE = "README.md"

@@ -9,14 +9,12 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError, StorageError, shorten
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
 
 PACKED = {
     b"\x1f\x8b": ("gzip", "unpack it with `gunzip < FILE > NEW`"),

@@ -6,21 +6,18 @@ import hashlib
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bixse.errors import InputError
 from bixse.files.files import atomic_file, cache_folder, storage_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from typing import BinaryIO
 
 REPLACE = "write or fetch it again, or name it by its real format"
 """Fix for an unreadable Parquet file."""

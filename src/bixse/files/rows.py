@@ -8,23 +8,20 @@ import io
 import json
 import shlex
 import zlib
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeAlias, cast
+from typing import Any, BinaryIO, TextIO, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import RepeatedKeyError, atomic_file, not_text, parse_json
 from bixse.files.parquet import open_table, row_batches, save_table
 from bixse.files.values import FileColumn, InvalidValueError, missing_column_hint
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
 """Suffixes of files of rows; all but Parquet may be followed by .gz."""
@@ -209,7 +206,7 @@ def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
 
     Line ends and a byte order mark are dropped. A line that is too long or not UTF-8 is an error.
     """
-    with _opened(path) as (file, raw):
+    with opened(path) as (file, raw):
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
@@ -230,7 +227,8 @@ def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Open a file of text: yield its unpacked bytes, and the file as it is on the disk."""
     files_of(path, ())
     try:
         with path.open("rb") as raw:
@@ -316,7 +314,7 @@ def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, A
 def _csv_rows(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)  # the default of 128 KiB is shorter than some documents
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
-    with _opened(path) as (file, raw):
+    with opened(path) as (file, raw):
         # invalid UTF-8 becomes halves of surrogate pairs, so that the check of texts reports the row
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         reader = csv.reader(_csv_lines(text), delimiter=delimiter, strict=True)

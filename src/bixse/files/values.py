@@ -9,15 +9,13 @@ import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from bixse.errors import shorten
 from bixse.files.files import is_unicode, parse_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ColumnKind: TypeAlias = Literal["text", "id", "number", "integer", "numbers", "any"]
 """Kinds of columns: "numbers" is a list of finite numbers, "any" is not checked."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic
 
 from bixse.judging.judge import Answer, Completion, Question, Usage, same_model
 from bixse.judging.ledger import Ledger, Record
-from bixse.judging.spending import guessed_usage
+from bixse.judging.spending import Spending, guessed_usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from bixse.judging.spending import Spending
     from bixse.progress import Step
 
 WAIT = 1.0

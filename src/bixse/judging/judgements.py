@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,16 +15,12 @@ import pyarrow as pa
 from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.files.parquet import save_table
-from bixse.judging.ask import of_another_model
+from bixse.judging.ask import Asking, of_another_model
 from bixse.judging.judge import STATUSES, Answer, Usage
 from bixse.judging.spending import cost_text
 from bixse.report.table import format_histogram, format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from bixse.judging.ask import Asking
     from bixse.judging.grade_settings import Prices
     from bixse.relevance import GradeScale
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic
+from typing import Generic
 
 from typing_extensions import TypeVar
 
@@ -13,10 +15,6 @@ from bixse.errors import InputError
 from bixse.judging.judge import Answer, Completion
 from bixse.judging.ledgers.segments import OPEN, Claim, StoredRow, make_folder, new_lines, sealed_rows, segments_of
 from bixse.judging.ledgers.writers import OwnSegment, claims_count, seal_left
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from collections.abc import Set as AbstractSet
 
 LOOK_FREE = 2e-3  # a request takes 50 ms and more; a slow CPU takes 0.3 ms for a look at a few files
 """Seconds of a look at the other processes' files, up to which a look precedes every claim."""

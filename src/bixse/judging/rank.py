@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import Pair
@@ -20,9 +22,6 @@ from bixse.judging.judgements import GradeSummary
 from bixse.judging.open_judge import BM25, JUDGED, GradeConfig, RankConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
     from bixse.evaluation.tasks import Task
     from bixse.progress import Step
     from bixse.relevance import Ranking

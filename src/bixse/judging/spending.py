@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.run import SPENT_FILE
@@ -17,8 +18,6 @@ from bixse.judging.judge import NOTHING, Completion, Usage
 from bixse.judging.ledgers.segments import FOLDER_FILE, stored_values
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from bixse.judging.grade_settings import Prices
 
 LEDGER_NAME = "ledger"

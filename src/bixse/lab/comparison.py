@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.trec import write_run
-from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
+from bixse.evaluation.evaluate import Evaluation, evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.statistics import paired_difference
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.report.page import write_report
 from bixse.report.schema import MergeCurve, QueryChange, ReportData, SystemScores, save_report_data, training_curve
-from bixse.results import VERDICT_IN_A_SENTENCE, Comparison
+from bixse.results import VERDICT_IN_A_SENTENCE, Comparison, Difference
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from bixse.evaluation.evaluate import Evaluation
     from bixse.progress import ProgressBars
-    from bixse.results import Difference
     from bixse.training.merge import MergeResult
     from bixse.training.recipe import TrainResult
 

@@ -8,14 +8,14 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from bixse.data.run import RUN_FILE
+from bixse.data.run import RUN_FILE, Run, Status
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import (
     BixseError,
@@ -32,10 +32,6 @@ from bixse.training import recipe
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
-    from bixse.data.run import Run, Status
     from bixse.progress import Step
 
 
@@ -398,5 +394,4 @@ def _free_memory() -> None:
     import torch
 
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()

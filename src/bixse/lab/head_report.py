@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from bixse.calibration.calibrate_head import fit_head
 from bixse.calibration.reliability import calibration_report
+from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.search.search_collection import encode_collection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
     from bixse.data.collection import Collection
     from bixse.progress import ProgressBars
     from bixse.relevance import GradeScale
     from bixse.results import CalibrationReport
-    from bixse.search.search_collection import EncodedCollection
 
 
 def calibrate_on_dev(
@@ -38,29 +33,23 @@ def calibrate_on_dev(
 
     The model `saved` is reported as trained, too, and its fitted head is saved in its folder.
     """
-    judged = [query for split in ("dev", "test") for query in collection.qrels[split]]
+    splits = {split: GradedPairs.from_collection(collection, split, scale) for split in ("dev", "test")}
+    dev, test = splits.values()
+    judged = [query for split in splits for query in collection.qrels[split]]
     reports = {}
     for label, model in models.items():
         encoded = encode_collection(build_encoder(model), collection, judged, progress)
+        on_dev, on_test = (
+            encoded.cosines(list(zip(pairs.query_ids, pairs.document_ids, strict=True))) for pairs in (dev, test)
+        )
         head = RelevanceHead.load(Path(model)) if label == saved else None
         if head is not None:  # an interrupted call may have saved the calibrated head
             head = replace(head, slope=1.0, intercept=0.0, calibrated_on=None)
-        cosines, relevance, queries = _pairs(encoded, collection, "dev", scale)
-        fitted = fit_head(head, cosines, relevance, f"{len(queries)} pairs of split 'dev' of {collection.name}")
+        fitted = fit_head(head, on_dev, dev.relevance, f"{len(dev)} pairs of split 'dev' of {collection.name}")
         if label == saved:
             fitted.save(Path(model))
-        cosines, relevance, queries = _pairs(encoded, collection, "test", scale)
         for words, calibrated in (("as trained", head), ("calibrated on dev", fitted)):
             if calibrated is not None:
-                report = calibration_report(calibrated.probability(cosines), relevance, queries, seed=seed)
+                report = calibration_report(calibrated.probability(on_test), test.relevance, test.query_ids, seed=seed)
                 reports[f"{label}, {words}"] = report
     return reports
-
-
-def _pairs(
-    encoded: EncodedCollection, collection: Collection, split: str, scale: GradeScale
-) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
-    judged = [(q, d, grade) for q, grades in collection.qrels[split].items() for d, grade in grades.items()]
-    cosines = encoded.cosines([(query, document) for query, document, _ in judged])
-    relevance = np.array([scale.to_relevance(grade) for _, _, grade in judged])
-    return cosines, relevance, [query for query, _, _ in judged]

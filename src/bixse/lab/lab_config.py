@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 import yaml
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -17,9 +17,6 @@ from bixse.losses.catalogue import LOSSES
 from bixse.scale.engine import PlaceSettings
 from bixse.settings import Flag, Settings
 from bixse.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
-from bixse.data.collection import save_collection
+from bixse.data.collection import Collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs
@@ -21,19 +24,13 @@ from bixse.encoders.loading.build import demo_model_path
 from bixse.files.files import write_atomically
 from bixse.lab.comparison import Comparer
 from bixse.lab.head_report import calibrate_on_dev
-from bixse.report.schema import load_report_data
+from bixse.report.schema import ReportData, load_report_data
 from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.recipe import TrainResult, train
 
 if TYPE_CHECKING:
-    from collections import defaultdict
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from bixse.data.collection import Collection
     from bixse.lab.lab_config import QuickstartConfig
     from bixse.progress import ProgressBars
-    from bixse.report.schema import ReportData
 
 MODEL = "demo"
 """The name for all-MiniLM-L6-v2 in the extra `bixse[demo]`."""
@@ -70,7 +67,7 @@ class QuickstartResult:
 
 
 @contextmanager
-def _stage(say: Callable[[str], None], timings: defaultdict[str, float], name: str) -> Iterator[list[str]]:
+def _stage(say: Callable[[str], object], timings: defaultdict[str, float], name: str) -> Iterator[list[str]]:
     """Announce and time a block, then report the notes that the block added to the list."""
     started, notes = time.perf_counter(), list[str]()
     say(f"{name} ...")
@@ -83,7 +80,7 @@ def _stage(say: Callable[[str], None], timings: defaultdict[str, float], name: s
 def quickstart(
     settings: QuickstartConfig,
     out: Path,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], object] = lambda line: None,
     progress: ProgressBars | None = None,
 ) -> QuickstartResult:
     """Train BiXSE on graded queries over Python's own documentation and compare it on held-out queries.

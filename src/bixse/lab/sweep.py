@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from bixse.lab.experiments import (
     Arm,
     ArmRun,
     Measured,
+    RunResult,
     RunStatus,
     clear,
     do_runs,
@@ -43,9 +44,6 @@ from bixse.training.config import MODEL_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures, judged_queries, split_hashes, watched_splits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from bixse.lab.experiments import RunResult
     from bixse.lab.lab_config import SweepConfig
 
 
@@ -380,17 +378,11 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
     return list(arms.values())
 
 
-def _setting(config: BaseModel, key: str) -> Any:
-    """Return the value under a dotted key. None if its section is missing."""
+def _as_read(config: TrainConfig, key: str, given: Any) -> Any:
+    """Return a varied value as training reads it (YAML gives "1e-4" as text). A section stays as given."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
-    return value
-
-
-def _as_read(config: TrainConfig, key: str, given: Any) -> Any:
-    """Return a varied value as training reads it (YAML gives "1e-4" as text). A section stays as given."""
-    value = _setting(config, key)
     return given if isinstance(value, BaseModel) else value
 
 

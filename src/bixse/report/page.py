@@ -6,6 +6,7 @@ Jinja escapes every text from the data. Only plots, which this package draws its
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -16,13 +17,10 @@ from markupsafe import Markup, escape
 
 from bixse.files.files import write_atomically
 from bixse.report import plots, table
-from bixse.results import VERDICT_WORDS
+from bixse.results import VERDICT_WORDS, Difference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bixse.report.schema import ReportData
-    from bixse.results import Difference
 
 CHANGES_LISTED = 10
 

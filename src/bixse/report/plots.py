@@ -10,8 +10,10 @@ import base64
 import io
 import unicodedata
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +24,6 @@ from bixse.files.files import write_atomically
 from bixse.report.table import format_difference, format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
     from bixse.report.schema import MergeCurve, QueryChange, TrainingCurve
     from bixse.results import CalibrationReport
 

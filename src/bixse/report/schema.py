@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bixse.errors import InvalidFileError, shorten
 from bixse.files.files import read_text, write_atomically
 from bixse.results import CalibrationReport, Comparison, MergePoint
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Self
-
 
 Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
 """Text; half a surrogate pair, which UTF-8 cannot encode, becomes the replacement character."""

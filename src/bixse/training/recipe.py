@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path  # noqa: TC003 pydantic reads it
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch

@@ -6,22 +6,17 @@ import json
 import os
 import threading
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.files import alone_in, append_line, storage_errors
 from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
-from bixse.judging.audit.labels import LABELS, LabelStatus, Word, agreed_grade, standing_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from bixse.judging.audit.labels import PairIds
+from bixse.judging.audit.labels import LABELS, LabelStatus, PairIds, Word, agreed_grade, standing_words
 
 COLUMNS = (
     *(FileColumn(name, "id") for name in ("query_id", "document_id")),

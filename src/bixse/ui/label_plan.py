@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,17 +18,14 @@ from bixse.errors import InputError
 from bixse.files.parquet import read_table
 from bixse.judging.audit.agreement import nearest_level
 from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME
-from bixse.ui.ui_settings import SEED
+from bixse.ui.ui_settings import SEED, UiSettings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from bixse.evaluation.statistics import Floats
     from bixse.judging.audit.labels import PairIds
     from bixse.judging.rubrics import Rubric
     from bixse.relevance import GradeScale
     from bixse.ui.label_log import LabelEvent, LabelLog
-    from bixse.ui.ui_settings import UiSettings
 
 FIGURES = ("relevance", "relevance_low", "relevance_high")
 COLUMNS = ["query_id", "document_id", "status", "judge", "grade_probs", *FIGURES]

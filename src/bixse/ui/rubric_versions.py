@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,15 +23,11 @@ from bixse.judging.audit.agreement import cohen_kappa, counts_by_query, nearest_
 from bixse.judging.audit.audit import first_relevant
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.rubrics import Rubric, field_fault, load_rubric, rubric_toml
-from bixse.ui.workspace import RefusedFormError
+from bixse.ui.workspace import RefusedFormError, Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     import pandas as pd
 
-    from bixse.ui.workspace import Workspace
 
 DECISIONS_FILE = "rubrics.jsonl"
 FILE_NAME = re.compile(r"rubric-(\d+)\.toml")

@@ -11,21 +11,18 @@ import secrets
 import socket
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request, cookie_parser
+from starlette.responses import PlainTextResponse, Response
 
 from bixse.files.files import storage_errors
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from starlette.requests import Request
-    from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LONGEST_FORM = 1 << 20  # maximum size of a form in bytes

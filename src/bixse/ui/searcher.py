@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,8 +24,6 @@ from bixse.search.search_collection import Hit, check_queries, hits_of, matches_
 from bixse.search.store import EmbeddingStore, encode_corpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from bixse.data.collection import Collection
 
 CACHED = 64  # number of cached answers per system, one per position of a slider

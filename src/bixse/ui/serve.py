@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,15 +24,12 @@ from bixse.errors import BixseError, InputError, printable
 from bixse.report.page import page_environment
 from bixse.ui.pages import compare, home, label, rubric, training
 from bixse.ui.safety import POLICY, REPORT_POLICY, Guard, Session, Sessions, open_secret, read_form
-from bixse.ui.workspace import NotReadyError, Page, RefusedFormError, Visit, open_workspace
+from bixse.ui.workspace import Act, Draw, NotReadyError, Page, RefusedFormError, Show, Visit, Workspace, open_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.requests import Request
 
     from bixse.ui.ui_settings import UiSettings
-    from bixse.ui.workspace import Act, Draw, Show, Workspace
 
 PAGES = (*home.PAGES, *label.PAGES, *rubric.PAGES, *compare.PAGES, *training.PAGES)
 """All pages in the order of the navigation; `/` shows the first page that fits the folder."""

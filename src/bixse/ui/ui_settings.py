@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from bixse.judging.grade_settings import NamedRubric
 from bixse.settings import Flag, Settings
-
-if TYPE_CHECKING:
-    from typing import Self
 
 SEED = 0  # seed of all draws; that of `bixse calibrate` and `bixse grade audit`, so that figures are equal
 

@@ -7,9 +7,11 @@ import logging
 import math
 import shlex
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -23,18 +25,12 @@ from bixse.judging.audit.agreement import agreement_in_words, agreement_within, 
 from bixse.judging.audit.audit import first_relevant
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
-from bixse.judging.rubrics import load_rubric, rubric_names
-from bixse.ui.label_log import open_labels
-from bixse.ui.label_plan import Desk, LabelPlan, open_index
+from bixse.judging.rubrics import Rubric, load_rubric, rubric_names
+from bixse.ui.label_log import LabelLog, open_labels
+from bixse.ui.label_plan import Desk, LabelPlan, RunIndex, open_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from bixse.judging.rubrics import Rubric
     from bixse.results import IntervalEstimate
-    from bixse.ui.label_log import LabelLog
-    from bixse.ui.label_plan import RunIndex
     from bixse.ui.safety import Session
     from bixse.ui.ui_settings import UiSettings
 

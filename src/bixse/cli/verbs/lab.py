@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,25 +14,23 @@ from bixse.lab.lab_config import QuickstartConfig, StudyConfig, SweepConfig, pre
 from bixse.scale.engine import PlaceSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from bixse.lab.sweep import SweepResult
-    from bixse.report.schema import ReportData
 
 
 def run_quickstart(settings: QuickstartConfig, options: ComputingOptions) -> CommandResult:
     """Run the quick start and return the table, the verdict, the report's path and the next commands."""
     from bixse.lab.quickstart import quickstart
     from bixse.progress import progress_bar
-    from bixse.report.table import format_table
+    from bixse.report.table import format_difference, format_table
 
-    result = quickstart(settings, options.folder, _say, progress_bar)
+    result = quickstart(settings, options.folder, lambda line: sys.stderr.write(f"{line}\n"), progress_bar)
     report = result.report
     baselines = [name for name in report.baselines if report.comparison("bixse", name) is not None]
-    rows: list[list[str | float]] = [
-        [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name, baselines)]
-        for s in report.systems
-    ]
+    rows: list[list[str | float]] = []
+    for system in report.systems:
+        gaps = [report.comparison(system.name, name) for name in baselines]
+        differences = [format_difference(gap.difference.mean) if gap is not None else "" for gap in gaps]
+        rows.append([system.label, *(system.metrics[name] for name in report.metrics), *differences])
     table = format_table(rows, ["system", *report.metrics, *(f"vs {report.label(name)}" for name in baselines)])
     lines = [*result.verdicts, "", table, ""]
     lines += [f"probabilities, {name}: Brier {c.brier:.3f} (a constant: {c.base_rate_brier:.3f}), ECE {c.ece:.3f}"
@@ -44,17 +43,6 @@ def run_quickstart(settings: QuickstartConfig, options: ComputingOptions) -> Com
     }
     warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
     return CommandResult("\n".join(lines), metrics, result.artifacts, warnings)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
-def _differences(report: ReportData, system: str, baselines: Sequence[str]) -> list[str]:
-    from bixse.report.table import format_difference
-
-    comparisons = [report.comparison(system, baseline) for baseline in baselines]
-    return [format_difference(c.difference.mean) if c is not None else "" for c in comparisons]
 
 
 QUICKSTART = Verb(

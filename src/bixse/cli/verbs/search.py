@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from bixse.errors import InputError, printable
 from bixse.search.retrieval_settings import STDIN, SearchSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from bixse.scale.index.search import SearchIndex
 
 LIMITS = {"top", "threshold", "at_precision"}

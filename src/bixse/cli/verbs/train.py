@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bixse.cli.verb import CommandResult, ComputingOptions, Options, Output, Verb
 from bixse.training.config import MergeModelsConfig, OptimizerConfig, TrainConfig
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def run_train(config: TrainConfig, options: Options) -> CommandResult:

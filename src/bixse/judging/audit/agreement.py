@@ -6,7 +6,7 @@ tables, so an interval costs no pass over the pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,8 +18,6 @@ from bixse.evaluation.statistics import Floats, jackknife_estimate, numbered_que
 from bixse.report.table import format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from bixse.results import IntervalEstimate
 
 

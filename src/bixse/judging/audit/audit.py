@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,23 +16,18 @@ from bixse.data.joined import Unjoined, check_joined, unjoined_labels, warn_of
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.errors import InputError
-from bixse.evaluation.statistics import few_of_classes, mean_estimate, wilson_interval
+from bixse.evaluation.statistics import Floats, few_of_classes, mean_estimate, wilson_interval
 from bixse.files.files import file_hash, write_atomically
 from bixse.judging.audit import agreement
 from bixse.judging.audit.agreement import agreement_in_words, counts_by_query, nearest_level
-from bixse.judging.audit.labels import impossible_lines, labels_of
+from bixse.judging.audit.labels import ImpossibleLabel, Labels, impossible_lines, labels_of
 from bixse.report.page import render_page
 from bixse.report.plots import reliability_diagram
 from bixse.report.table import format_interval, format_number, format_table
-from bixse.results import UNITS_FROM
+from bixse.results import UNITS_FROM, CalibrationReport, IntervalEstimate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from bixse.evaluation.statistics import Floats
     from bixse.judging.audit.audit_settings import AuditSettings
-    from bixse.judging.audit.labels import ImpossibleLabel, Labels
-    from bixse.results import CalibrationReport, IntervalEstimate
 
 
 MOST_LEVELS = 21

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from bixse.calibration.reliability import brier, expected_calibration_error
@@ -14,22 +16,16 @@ from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run import open_run
 from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
-from bixse.evaluation.statistics import few_of_classes, mean_estimate
+from bixse.evaluation.statistics import Floats, few_of_classes, mean_estimate
 from bixse.files.files import file_hash, write_atomically
 from bixse.judging.audit.audit import common_pairs, first_relevant, grade_levels, query_ids_of
-from bixse.judging.audit.labels import impossible_lines, labels_of
+from bixse.judging.audit.labels import ImpossibleLabel, Labels, impossible_lines, labels_of
 from bixse.report.table import format_difference, format_interval, format_table
 from bixse.results import VERDICT_WORDS, IntervalEstimate, too_few
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.evaluation.statistics import Floats
     from bixse.judging.audit.audit_settings import GradeMapSettings
-    from bixse.judging.audit.labels import ImpossibleLabel, Labels
     from bixse.relevance import GradeScale
 
 MAP_FILE, PAIRS_FILE = "map.json", "pairs.parquet"

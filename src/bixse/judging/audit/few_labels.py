@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 
@@ -26,22 +29,10 @@ from bixse.data.trec import ranked
 from bixse.errors import InputError
 from bixse.evaluation.statistics import Floats, interval_bounds, quotient
 from bixse.files.files import write_atomically
-from bixse.judging.audit.labels import impossible_lines, read_labels
-from bixse.relevance import MIN_RELEVANT_GRADE
-from bixse.report.table import format_difference, format_interval, format_number, format_table
+from bixse.judging.audit.labels import Labels, impossible_lines, read_labels
+from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale, Ranking
+from bixse.report.table import Cell, format_difference, format_interval, format_number, format_table
 from bixse.results import UNITS_FROM, VERDICT_WORDS, IntervalEstimate, too_few
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    import numpy.typing as npt
-
-    from bixse.evaluation.statistics import Floats
-    from bixse.judging.audit.labels import Labels
-    from bixse.relevance import GradeScale, Ranking
-    from bixse.report.table import Cell
-
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
 NO_NDCG = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
@@ -25,8 +26,6 @@ from bixse.files.values import FileColumn
 from bixse.relevance import ROUNDING, GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from bixse.judging.audit.audit_settings import LabelSettings
 
 

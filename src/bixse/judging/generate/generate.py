@@ -9,8 +9,10 @@ import re
 import time
 import tomllib
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import Stemmer
@@ -28,9 +30,6 @@ from bixse.judging.spending import LEDGER_NAME
 from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
     from bixse.judging.generate.generate_settings import GenerateConfig
     from bixse.judging.judges.server_judge import ServerTextModel
     from bixse.progress import Step

@@ -12,12 +12,13 @@ import queue
 import random
 import threading
 import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import ServerSettings
-from bixse.judging.judge import NOTHING
+from bixse.judging.judge import NOTHING, Usage
 from bixse.judging.judges.dialects import Reply, parse_reply
 from bixse.judging.judges.endpoints import (
     DETAIL_WIDTH,
@@ -36,7 +37,7 @@ from bixse.judging.judges.endpoints import (
     refusal,
     reported_usage,
 )
-from bixse.judging.spending import OverBudgetError, guessed_usage
+from bixse.judging.spending import OverBudgetError, Spending, guessed_usage
 
 try:
     import aiohttp
@@ -46,11 +47,6 @@ except ImportError as error:
         "aiohttp: got no such package; expected it for asking servers; fix: pip install 'bixse[grade]'"
     ) from error
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-
-    from bixse.judging.judge import Usage
-    from bixse.judging.spending import Spending
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -305,9 +301,7 @@ class ChatClient:
                 "correct the address"
             )
         self._raise_if_shared(listed, ("key", "quota"))
-        if isinstance(listed, RequestError):
-            return choose_model(None, wanted, self.address)
-        return choose_model(listed, wanted, self.address)
+        return choose_model(None if isinstance(listed, RequestError) else listed, wanted, self.address)
 
     async def _list_models(self, tries: int = 1) -> list[ServedModel] | RequestError:
         for made in range(1, tries + 1):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
 from torch import nn
 
@@ -15,19 +18,10 @@ from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import quiet_loading
 from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import InputError, ModelError
-from bixse.judging.judge import Answer, Usage
+from bixse.judging.judge import Answer, Dtype, Question, Usage
 from bixse.judging.judges.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
 from bixse.preparing.score_scale import ScoreMap, map_scores, parse_score_map
 from bixse.relevance import GradeScale
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    import torch
-    from numpy.typing import NDArray
-
-    from bixse.judging.judge import Dtype, Question
-
 
 MODE: Final = "score"
 WINDOW = 512

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bixse.judging.judge import TEXT_WIDTH, Answer
+from bixse.judging.judge import TEXT_WIDTH, Answer, Mode, Usage
 from bixse.judging.judges.endpoints import reported_usage
 from bixse.judging.judges.reading import (
     NOT_AVAILABLE,
@@ -21,9 +22,6 @@ from bixse.judging.judges.reading import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from bixse.judging.judge import Mode, Usage
     from bixse.judging.rubrics import Rubric
 
 

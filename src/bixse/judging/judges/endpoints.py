@@ -7,20 +7,17 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from bixse.errors import BixseError, InputError, shorten
 from bixse.judging.judge import NOTHING, TEXT_WIDTH, Answer, Mode, Status, Usage, model_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 _VERSION = re.compile(r"v\d+(?:(?:alpha|beta)\d*)?", re.ASCII)
 _KINDS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang", "library": "ollama"}  # by `owned_by`

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import Tensor
 
 from bixse.errors import InputError, ModelError
 from bixse.files.files import json_hash
-from bixse.judging.judge import Answer, Usage
+from bixse.judging.judge import Answer, Dtype, Question, Usage
 from bixse.judging.judges.local_model import LocalModel, PromptReader, longest_input
 from bixse.judging.judges.reading import OptionProbabilities, expected_grade, spellings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from bixse.judging.judge import Dtype, Question
     from bixse.judging.rubrics import Rubric
 
     Messages = Sequence[Mapping[str, str]]
@@ -81,19 +78,15 @@ class LocalJudge:
     @cached_property
     def _reader(self) -> PromptReader:
         """The reader, created for the first question: a run without pending questions needs no weights."""
-        model = self._loaded.model
+        model, on_cpu = self._loaded.model, self._loaded.device.startswith("cpu")
         try:
-            return PromptReader(model, self._tokens_per_pass)
+            threads = max(2, torch.get_num_threads())
+            return PromptReader(model, TOKENS_PER_THREAD * threads if on_cpu else TOKENS_ON_DEVICE)
         except Exception as error:
             raise ModelError(
                 f"judge {self.name!r}: got {type(error).__name__} on a first prompt ({error}); expected a causal "
                 "language model that reads text alone; fix: choose another model"
             ) from error
-
-    @property
-    def _tokens_per_pass(self) -> int:
-        on_cpu = self._loaded.device.startswith("cpu")
-        return TOKENS_PER_THREAD * max(2, torch.get_num_threads()) if on_cpu else TOKENS_ON_DEVICE
 
     @property
     def shares(self) -> bool:
@@ -131,8 +124,7 @@ class LocalJudge:
     def close(self) -> None:
         vars(self).pop("_reader", None)
         self._loaded.free()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def _answers(self, logits: Tensor | None, lengths: Sequence[int], seconds: float) -> list[Answer]:
         """Return one answer per row of the logits (b, V)."""
@@ -145,12 +137,10 @@ class LocalJudge:
         return [self._answer(tuple(row), text, length, seconds / len(lengths)) for row, text, length in rows]
 
     def _prompts(self, questions: Sequence[Question]) -> list[list[int]]:
-        return self._renderer.encode([self._messages(question) for question in questions])
-
-    def _messages(self, question: Question) -> Sequence[Mapping[str, str]]:
-        variants = {variant.name: variant for variant in self.rubric.variants}
-        variant = variants.get(question.variant, self.rubric.variants[0])
-        return question.messages or variant.messages(question.query, question.document)
+        first, variants = self.rubric.variants[0], {variant.name: variant for variant in self.rubric.variants}
+        return self._renderer.encode([
+            each.messages or variants.get(each.variant, first).messages(each.query, each.document) for each in questions
+        ])  # fmt: skip
 
     def _without_grade(self, tokens: int, detail: str) -> Answer:
         return Answer(

@@ -8,11 +8,13 @@ from __future__ import annotations
 import copy
 import importlib.util
 import inspect
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bixse.encoders.loading.build import model_hashes, quiet_loading
@@ -22,10 +24,6 @@ from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import file_hash, json_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import Tensor
-
     from bixse.judging.judge import Dtype
 
 
@@ -219,8 +217,7 @@ class PromptReader:
         except RuntimeError as error:
             if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
                 raise
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         return None
 
     @torch.inference_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from bixse.judging.judge import Status
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,9 @@ from bixse.data.joined import Unjoined, warn_of
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, shorten
 from bixse.files.files import file_hash
-from bixse.judging.judge import Answer
+from bixse.judging.judge import Answer, Question
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from bixse.judging.judge import Question
     from bixse.relevance import GradeScale
 
 SPELLING = "replay:qrels:"

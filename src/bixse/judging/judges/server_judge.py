@@ -6,6 +6,7 @@ Two questions with known answers probe a server for the form of requests that it
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -26,12 +27,9 @@ from bixse.judging.judges.dialects import (
     request_body,
     simpler_form,
 )
-from bixse.judging.judges.endpoints import TRANSIENT, RequestError
+from bixse.judging.judges.endpoints import TRANSIENT, RequestError, ServedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from bixse.judging.judges.endpoints import ServedModel
     from bixse.judging.rubrics import Rubric
     from bixse.judging.spending import Spending
     from bixse.relevance import GradeScale

@@ -9,21 +9,19 @@ import os
 import secrets
 import time
 from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache
 from itertools import starmap
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
 from bixse.errors import InputError
 from bixse.files.files import atomic_file, file_hash, interruptible, read_text, storage_errors
 from bixse.files.parquet import open_table, read_table, table_writer
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from collections.abc import Set as AbstractSet
-    from pathlib import Path
 
 FORMAT = 2
 """Format version of ledgers."""
@@ -79,8 +77,8 @@ def check_folder(path: Path) -> None:
         raise InputError(f"{path}: got {got}; expected a ledger or an empty folder; fix: choose another --ledger")
 
 
-def make_folder(path: Path) -> str:
-    """Make a ledger if there is none; return its id."""
+def make_folder(path: Path) -> None:
+    """Make a ledger if there is none."""
     check_folder(path)
     with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -88,11 +86,11 @@ def make_folder(path: Path) -> str:
             content = json.dumps({"bixse_ledger": FORMAT, "id": secrets.token_hex(16)}) + "\n"
             with suppress(FileExistsError), (path / FOLDER_FILE).open("x", encoding="utf-8") as new:
                 new.write(content)  # else another process was faster
-    return folder_id(path)
+    check_ledger(path)
 
 
-def folder_id(path: Path) -> str:
-    """Return the id of a ledger."""
+def check_ledger(path: Path) -> None:
+    """Raise an InputError for a ledger of another version, or for one with a damaged file of its id."""
     file = path / FOLDER_FILE
     for _ in range(50):
         if text := read_text(file):  # else another process is writing it
@@ -100,14 +98,13 @@ def folder_id(path: Path) -> str:
         time.sleep(0.1)
     try:
         content = json.loads(text)
-        version, identifier = content["bixse_ledger"], str(content["id"])
+        version, _ = content["bixse_ledger"], content["id"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{file}: got a damaged file; expected the id of a ledger; fix: delete it and the empty folder, or write "
             f'{{"bixse_ledger": {FORMAT}, "id": "anything"}} into it'
         ) from error
     _check_version(path, version)
-    return identifier
 
 
 def segments_of(path: Path) -> list[Path]:
@@ -188,7 +185,7 @@ def answers_by_status(path: Path) -> dict[str, int]:
 
 def stored_values(path: Path, column: Literal["status", "answer"]) -> Iterator[str]:
     """Yield a column of all answers of a ledger, replaced answers too; it may be in use, and nothing is written."""
-    folder_id(path)
+    check_ledger(path)
     for segment in segments_of(path):
         if segment.suffix == OPEN:
             with suppress(FileNotFoundError):  # another process has sealed it

@@ -9,10 +9,11 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from weakref import WeakSet
 
 from bixse.errors import InputError, StorageError
@@ -22,8 +23,6 @@ from bixse.judging.ledgers.segments import FORMAT, OPEN, StoredRow, open_rows, s
 if sys.platform != "win32":  # Windows has no flock: writers are known by their touches
     import fcntl
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 LEASE = 300.0
 """Seconds without a touch after which a writer counts as ended if its lock cannot be tested."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
@@ -10,24 +12,16 @@ from bixse.data.task_instructions import load_instructions
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import set_instructions
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate import Evaluation, evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
-from bixse.evaluation.systems import Bm25System, EncoderSystem
-from bixse.evaluation.tasks import collection_task
-from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, Measured, train_run
+from bixse.evaluation.systems import Bm25System, EncoderSystem, System
+from bixse.evaluation.tasks import Task, collection_task
+from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, ArmRun, Measured, train_run
 from bixse.lab.studies.study_inputs import StudyInputs, transformed
 from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from sentence_transformers import SentenceTransformer
-
-    from bixse.evaluation.evaluate import Evaluation
-    from bixse.evaluation.systems import System
-    from bixse.evaluation.tasks import Task
-    from bixse.lab.experiments import ArmRun
 
 
 NOT_MERGED = ", not merged"

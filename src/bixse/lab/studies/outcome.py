@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.statistics import holm
 from bixse.files.files import write_atomically
-from bixse.lab.experiments import show
+from bixse.lab.experiments import ArmLabels, RunResult, show
 from bixse.lab.studies.measures import NOT_MERGED
-from bixse.lab.studies.study import ClaimResult, PerSeed, above, interval_of, key_of, measure
-from bixse.report.plots import INK, MARKERS, SERIES, clean, drawing, finished, save_plot
+from bixse.lab.studies.study import ClaimResult, PerSeed, Study, above, interval_of, key_of, measure
+from bixse.report.plots import INK, MARKERS, SERIES, Plot, clean, drawing, finished, save_plot
 from bixse.report.table import (
+    Cell,
     format_csv,
     format_difference,
     format_interval,
@@ -25,14 +28,7 @@ from bixse.report.table import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
-
-    from bixse.lab.experiments import ArmLabels, RunResult
     from bixse.lab.lab_config import StudyConfig
-    from bixse.lab.studies.study import Study
-    from bixse.report.plots import Plot
-    from bixse.report.table import Cell
     from bixse.results import Difference
 
 

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import IncompleteError, InputError, did_you_mean
 from bixse.evaluation.evaluate import evaluate
-from bixse.evaluation.systems import Bm25System, EncoderSystem
+from bixse.evaluation.systems import Bm25System, EncoderSystem, System
 from bixse.judging.open_judge import JudgeConfig, RankConfig
 from bixse.judging.rank import JudgeSystem
-from bixse.lab.experiments import Arm
-from bixse.lab.lab_config import merged
+from bixse.lab.experiments import Arm, ArmLabels, ArmRun, Measured
+from bixse.lab.lab_config import StudyConfig, merged
 from bixse.lab.studies.measures import measured, score_bm25, score_untrained, test_task, trained, untrained
-from bixse.lab.studies.study import Contrast, Study, above, arms_by, bixse_above_others, of_loss
+from bixse.lab.studies.study import Choices, Contrast, Study, above, arms_by, bixse_above_others, of_loss
 from bixse.preparing.transforms import KeepFrom, transformed
 from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
-    from bixse.lab.experiments import ArmLabels, ArmRun, Measured
-    from bixse.lab.lab_config import StudyConfig
-    from bixse.lab.studies.study import Choices
     from bixse.lab.studies.study_inputs import StudyInputs
 
 

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.run import RUN_FILE, open_run
+from bixse.data.run import RUN_FILE, Run, open_run
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.lab.experiments import TRAIN_FOLDER, ArmRun, do_runs, opened
-from bixse.lab.lab_config import OWNED, PYDOCS, merged
+from bixse.lab.lab_config import OWNED, PYDOCS, StudyConfig, merged
 from bixse.lab.studies.measures import run_config
 from bixse.lab.studies.outcome import StudyOutcome, outcome_of, write_outcome
 from bixse.lab.studies.paper import find_study
-from bixse.lab.studies.study import chosen_values, key_of
-from bixse.lab.studies.study_inputs import STATIC, input_hashes, prepare_inputs
+from bixse.lab.studies.study import Study, chosen_values, key_of
+from bixse.lab.studies.study_inputs import STATIC, StudyInputs, input_hashes, prepare_inputs
 from bixse.scale.engine import PlaceSettings
 from bixse.training.config import MODEL_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from bixse.data.run import Run
-    from bixse.lab.lab_config import StudyConfig
-    from bixse.lab.studies.study import Study
-    from bixse.lab.studies.study_inputs import StudyInputs
     from bixse.progress import Step
 
 

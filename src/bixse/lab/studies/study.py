@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from bixse.errors import ConfigError, InputError, did_you_mean
 from bixse.evaluation.statistics import ROUNDING, difference_of, third_moment, worth_of
-from bixse.lab.experiments import Arm
-from bixse.lab.lab_config import merged
+from bixse.lab.experiments import Arm, ArmLabels, Measure
+from bixse.lab.lab_config import StudyConfig, merged
 from bixse.lab.studies.measures import train_and_score
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from numpy.typing import NDArray
-
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.lab.experiments import ArmLabels, Measure
-    from bixse.lab.lab_config import StudyConfig
     from bixse.results import Difference
 
 

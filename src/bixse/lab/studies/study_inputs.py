@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +22,10 @@ from bixse.encoders.loading.static import save_static_encoder
 from bixse.errors import InputError
 from bixse.files.files import hash_files
 from bixse.lab.experiments import INPUTS_FOLDER
-from bixse.lab.lab_config import PYDOCS
+from bixse.lab.lab_config import PYDOCS, StudyConfig, StudyData
 from bixse.preparing import transforms
-from bixse.relevance import GradeScale
+from bixse.relevance import GradeScale, Qrels
 from bixse.training.dev_evaluation import check_not_trained_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from bixse.lab.lab_config import StudyConfig, StudyData
-    from bixse.relevance import Qrels
-
 
 log = logging.getLogger(__name__)
 STATIC = "static"
@@ -65,23 +60,22 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
             save_static_encoder(build_encoder("demo", device="cpu"), folder / STATIC, STATIC_DIMENSIONS)
     data = config.data
     tests = _named(data.test) if data.pairs else {_name(data): folder / _name(data)}
-    rest = (data.min_relevant_grade, _named(data.extra_test, tests), data.exclude_self)
-    if data.pairs:
-        path = folder / "train.parquet"
-        if not path.exists():
-            pairs = load_several(list(data.pairs))
-            _check_not_trained_on({**tests, **rest[1]}, pairs, bool(config.train.get("allow_shared_queries")))
-            save_graded_pairs(pairs, path)
-        return StudyInputs(path, data.dev, _dev_split(data.dev), tests, model, *rest)
-    if not (folder / "train.parquet").exists():
-        collection = divided(_collection(data), data)
-        save_collection(collection, folder / collection.name)
-        pairs = GradedPairs.from_collection(collection, "train", GradeScale(*data.scale))
-        # some published collections hold judged documents without text, which teach nothing
-        pairs = GradedPairs.from_rows(row for row in pairs.rows() if row["document"])
-        _check_not_trained_on({**tests, **rest[1]}, pairs, bool(config.train.get("allow_shared_queries")))
-        save_graded_pairs(pairs, folder / "train.parquet")
-    return StudyInputs(folder / "train.parquet", tuple(tests.values()), "dev", tests, model, *rest)
+    extra, path = _named(data.extra_test, tests), folder / "train.parquet"
+    if not path.exists():
+        pairs = load_several(list(data.pairs)) if data.pairs else _pairs_of_collection(data, folder)
+        _check_not_trained_on({**tests, **extra}, pairs, bool(config.train.get("allow_shared_queries")))
+        save_graded_pairs(pairs, path)
+    dev, split = (data.dev, _dev_split(data.dev)) if data.pairs else (tuple(tests.values()), "dev")
+    return StudyInputs(path, dev, split, tests, model, data.min_relevant_grade, extra, data.exclude_self)
+
+
+def _pairs_of_collection(data: StudyData, folder: Path) -> GradedPairs:
+    """Return the training pairs of a collection, whose splits are saved in the folder."""
+    collection = divided(_collection(data), data)
+    save_collection(collection, folder / collection.name)
+    pairs = GradedPairs.from_collection(collection, "train", GradeScale(*data.scale))
+    # some published collections hold judged documents without text, which teach nothing
+    return GradedPairs.from_rows(row for row in pairs.rows() if row["document"])
 
 
 def _check_not_trained_on(tests: Mapping[str, Path], pairs: GradedPairs, allowed: bool) -> None:
@@ -227,22 +221,13 @@ def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, 
     # draws ignore relevance: it is unknown before a label is paid; a larger budget contains a smaller one's queries
     groups = pairs.groups()
     if labels is None:
-        labels = sum(min(per_query, len(group.documents)) for group in groups)
-    rows: list[dict[str, Any]] = []
-    for number in np.random.default_rng(seed).permutation(len(groups)):
-        if len(rows) >= labels:
-            break
-        group = groups[number]
-        drawn = np.random.default_rng((seed, int(number))).permutation(len(group.documents))
-        for position in drawn[: min(per_query, labels - len(rows))]:
-            rows.append({
-                "query_id": group.query_id, "query": group.query, "task": group.task,
-                "document_id": group.document_ids[position], "document": group.documents[position],
-                "relevance": group.relevance[position],
-            })  # fmt: skip
+        labels = int(np.minimum(per_query, np.diff(groups.offsets)).sum())
+    order = np.random.default_rng(seed).permutation(len(groups)).tolist()
+    drawn = (np.random.default_rng((seed, number)).permutation(groups.rows(number))[:per_query] for number in order)
+    rows = list(islice(chain.from_iterable(drawn), labels))
     if len(rows) < labels:
         raise InputError(
             f"labels: got a budget of {labels}, {per_query} per query; expected at most {len(rows)}, the number of "
             f"labels of {len(groups)} queries; fix: lower the budget, or draw more labels per query"
         )
-    return GradedPairs.from_rows(rows)
+    return pairs.select(np.array(rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,7 @@ from mteb.models.model_meta import ScoringFunction
 from pydantic import ValidationError
 
 from bixse.data.collection import Collection, Document, save_collection
-from bixse.data.run import open_run
+from bixse.data.run import Run, open_run
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import prompt_for
@@ -27,19 +28,14 @@ from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.precision import autocast
 from bixse.errors import BixseError, InputError, did_you_mean
 from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
-from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY, evaluate_run
-from bixse.evaluation.systems import EncoderSystem, instructions_of
+from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY, PerQuery, evaluate_run
+from bixse.evaluation.systems import EncoderSystem, System, instructions_of
 from bixse.files.files import read_text, write_atomically
 from bixse.lab.suites.known_suites import INSTRUCTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from mteb.abstasks import AbsTask
 
-    from bixse.data.run import Run
-    from bixse.evaluation.metrics import PerQuery
-    from bixse.evaluation.systems import System
     from bixse.progress import ProgressBars
 
 CACHE_FOLDER = "mteb"
@@ -206,7 +202,20 @@ class MtebEncoder(AbsEncoder):
     def __init__(self, encoder: Any, label: str, prompts: Mapping[str, str], revision: str) -> None:
         self.encoder = encoder
         self.prompts = dict(prompts)
-        self.mteb_model_meta = model_meta(encoder, label, revision)
+        # mteb names every model from a folder no_model_name_available, without revision: checkpoints would share scores
+        parts = [part for part in Path(label).parts if part not in ("/", ".", "..")][-2:]
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={
+                "name": "/".join(parts if len(parts) == 2 else ["bixse", *parts]),
+                "revision": revision,
+                "framework": ["Sentence Transformers", "PyTorch"],
+                "similarity_fn_name": ScoringFunction.COSINE,
+                "embed_dim": encoder.get_embedding_dimension(),
+                "max_tokens": encoder.max_seq_length,
+                "n_parameters": sum(parameter.numel() for parameter in encoder.parameters()),
+                "use_instructions": encoder.instructions is not None,
+            }
+        )
         self.used: dict[str, str | None] = {}
         """Task and kind of text -> the prompt before it. None: the model's default prompt, if it has one."""
 
@@ -241,24 +250,6 @@ def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder:
         )
     prompts = mteb_prompts(system.encoder, tasks, system.task)
     return MtebEncoder(system.encoder, system.label, prompts, system.weights)
-
-
-def model_meta(encoder: Any, label: str, revision: str) -> Any:
-    """Return the name and hash under which mteb stores results."""
-    # mteb names every model from a folder no_model_name_available, without revision: checkpoints would share scores
-    parts = [part for part in Path(label).parts if part not in ("/", ".", "..")][-2:]
-    return ModelMeta.create_empty(
-        overwrites={
-            "name": "/".join(parts if len(parts) == 2 else ["bixse", *parts]),
-            "revision": revision,
-            "framework": ["Sentence Transformers", "PyTorch"],
-            "similarity_fn_name": ScoringFunction.COSINE,
-            "embed_dim": encoder.get_embedding_dimension(),
-            "max_tokens": encoder.max_seq_length,
-            "n_parameters": sum(parameter.numel() for parameter in encoder.parameters()),
-            "use_instructions": encoder.instructions is not None,
-        }
-    )
 
 
 def mteb_prompts(encoder: Any, tasks: Sequence[Any], task: str | None = None) -> dict[str, str]:

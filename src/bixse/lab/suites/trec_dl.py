@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, cast
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bixse.data.trec import read_qrels, read_run
 from bixse.errors import InputError, InvalidFileError, StorageError, did_you_mean, shorten
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.tasks import QuerySet, Task
 from bixse.files.files import file_hash, write_atomically
-from bixse.files.rows import read_rows, text_lines
+from bixse.files.rows import opened, read_rows, text_lines
 from bixse.files.values import FileColumn
 from bixse.lab.suites.known_suites import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from bixse.evaluation.evaluate import Evaluation
     from bixse.relevance import Qrels
 
@@ -339,7 +337,7 @@ def _shard_and_offset(name: str) -> tuple[int, int]:
 
 def _passages_of_shard(path: Path, by_offset: dict[int, str]) -> Iterator[tuple[str, str]]:
     """Yield id and text of the lines at given byte offsets of the unpacked file."""
-    with _opened(path) as file:
+    with opened(path) as (file, _):
         for offset in sorted(by_offset):
             file.seek(offset)  # a packed file is read up to the offset, so offsets are in order
             try:
@@ -349,14 +347,3 @@ def _passages_of_shard(path: Path, by_offset: dict[int, str]) -> Iterator[tuple[
                 continue
             if name == by_offset[offset]:
                 yield name, text
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            yield cast("BinaryIO", file)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: got {type(error).__name__} ({error}); expected the official file; fix: fetch it again"
-        ) from error

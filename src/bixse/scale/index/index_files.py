@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -27,11 +30,6 @@ from bixse.files.parquet import checked_file, open_table, reading, table_writer
 from bixse.search.exact import TopK, home_of, search_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
     from bixse.search.search_collection import Match
 
 FILES = "files-"

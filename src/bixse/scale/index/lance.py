@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from bixse.data.collection import Document
 from bixse.files.files import storage_errors
 from bixse.scale.index.index_files import SCHEMA, Manifest
 from bixse.scale.index.vector_store import KEY, Answers, VectorStore
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 INDEXED_FROM = 50_000
 """Minimum number of documents for an approximate index; fewer are all scored within some 20 ms."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.data.collection import check_corpus, stream_documents, warn_of_empty
+from bixse.data.collection import Document, check_corpus, stream_documents, warn_of_empty
 from bixse.data.run import Run
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import IncompleteError, InputError, OutputExistsError
 from bixse.files.files import alone_in, file_hash, storage_errors
-from bixse.scale.engine import Job
+from bixse.scale.engine import Engine, Job
 from bixse.scale.index.index_files import (
     FILES,
     TEXTS,
@@ -32,13 +33,9 @@ from bixse.scale.index.search import load_encoder, warn_of_long
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.collection import Document
     from bixse.progress import ProgressBars
-    from bixse.scale.engine import Engine
     from bixse.scale.index.index_settings import IndexSettings
 
 

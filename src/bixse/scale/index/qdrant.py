@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qdrant_client import QdrantClient, models
@@ -14,8 +15,6 @@ from bixse.errors import InputError
 from bixse.scale.index.vector_store import KEY, Answers, VectorStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
@@ -15,22 +15,17 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, ModelError, shorten
 from bixse.evaluation.systems import System, without_self
-from bixse.scale.index.index_files import EncoderIdentity, IndexFiles
-from bixse.scale.index.vector_store import is_stored, open_stored
+from bixse.scale.index.index_files import EncoderIdentity, IndexFiles, Manifest
+from bixse.scale.index.vector_store import VectorStore, is_stored, open_stored
 from bixse.search.search_collection import Hit, checked_limits, hits_of, probable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Self
-
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
     from bixse.evaluation.tasks import Task
     from bixse.progress import ProgressBars
     from bixse.relevance import Ranking
-    from bixse.scale.index.index_files import Manifest
-    from bixse.scale.index.vector_store import VectorStore
 
 
 Texts: TypeAlias = list[str] | tuple[str, ...]

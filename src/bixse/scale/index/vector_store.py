@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,8 +17,6 @@ from bixse.files.files import alone_in
 from bixse.scale.index.index_files import IndexFiles, Manifest, is_index, open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 

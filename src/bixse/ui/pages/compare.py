@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,16 +14,13 @@ from bixse.errors import BixseError, InputError, shorten
 from bixse.evaluation.metrics import evaluate_run
 from bixse.ui.pages.label import event_of, grading_form
 from bixse.ui.ui_settings import SEED
-from bixse.ui.workspace import BackgroundJob, Page
+from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from bixse.calibration.calibrate_head import HeldOutCheck, ScoredPairs
     from bixse.data.collection import Collection
     from bixse.search.search_collection import Hit
     from bixse.ui.searcher import Searcher
-    from bixse.ui.workspace import Visit, Workspace
 
 TOPS = (5, 10, 20)
 SHOWN_QUERIES = 500  # number of queries in the list; other queries of the collection are found by typing

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bixse.errors import BixseError, InputError
 from bixse.judging.grade import ledger_of
 from bixse.judging.ledgers.segments import answers_by_status
-from bixse.ui.workspace import Page, read_record, runs_below
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from bixse.ui.workspace import Visit, Workspace
+from bixse.ui.workspace import Page, Visit, Workspace, read_record, runs_below
 
 MOST_RUNS = 200  # maximum number of listed runs, and of listed reports
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,10 @@ from bixse.judging.audit.agreement import nearest_level
 from bixse.ui.label_log import LabelEvent
 from bixse.ui.pages.rubric import has_judge
 from bixse.ui.rubric_versions import current_rubric
-from bixse.ui.workspace import Page
+from bixse.ui.workspace import Page, Visit, Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bixse.judging.audit.labels import LabelStatus, PairIds
-    from bixse.ui.workspace import Visit, Workspace
 
 SHOWN = 4000  # number of characters of a document that are shown at first
 LONGEST_EXPLANATION = 10_000

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,18 +15,13 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import InputError, shorten
 from bixse.judging.grade import JUDGEMENTS_NAME, estimate, grade_into, ledger_of, spending_of
 from bixse.ui.label_plan import share_of
-from bixse.ui.rubric_versions import change_of, changed_grades, changed_words, decide, save_version, versions
+from bixse.ui.rubric_versions import Version, change_of, changed_grades, changed_words, decide, save_version, versions
 from bixse.ui.ui_settings import SEED
-from bixse.ui.workspace import BackgroundJob, Page
+from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from bixse.judging.judge import AnyJudge
     from bixse.judging.open_judge import GradeConfig
-    from bixse.ui.rubric_versions import Version
-    from bixse.ui.workspace import Visit, Workspace
 
 PAIRS_FILE = "rubric-pairs.parquet"
 TRIED = 100

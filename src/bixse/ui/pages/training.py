@@ -6,6 +6,8 @@ import json
 import math
 import shlex
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -13,20 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bixse.data.run import RUN_FILE
 from bixse.errors import InputError
 from bixse.training.config import LOG_FILE, MODEL_FOLDER
-from bixse.ui.workspace import BackgroundJob, Page, read_record
+from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace, read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from bixse.report.plots import Plot
     from bixse.report.schema import MergeCurve, TrainingCurve
-    from bixse.ui.workspace import Visit, Workspace
 
 
 LONGEST_CURVE = 1000
@@ -86,10 +84,11 @@ class TrainRun:
                 for line in file:
                     if line.endswith(b"\n"):
                         self._read += len(line)
-                        self._take(_entry(line))
+                        with suppress(ValueError):
+                            self._take(json.loads(line))
 
-    def _take(self, entry: dict[str, Any]) -> None:
-        if not isinstance(entry.get("step"), int):
+    def _take(self, entry: Any) -> None:
+        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
             return
         for name, value in entry.items():
             if value is not None:
@@ -143,15 +142,6 @@ class TrainRun:
         return self._drawn[1]
 
 
-def _entry(line: bytes) -> dict[str, Any]:
-    """Parse a line or a file; return {} if it is damaged."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return {}
-    return entry if isinstance(entry, dict) else {}
-
-
 def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The current state of the run's files."""
     run = workspace.once(TrainRun)
@@ -177,10 +167,6 @@ def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 def _panel(name: str, workspace: Workspace, visit: Visit) -> str | None:
     plots = workspace.once(TrainRun).plots()
     return next((plot.svg for title, plot in plots.items() if title.startswith(PANELS[name][0])), None)
-
-
-def _is_training(workspace: Workspace) -> bool:
-    return (workspace.run / LOG_FILE).is_file()
 
 
 RELEVANCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -344,8 +330,8 @@ def _has_batches(workspace: Workspace) -> bool:
     return record.get("command") == "train" and (record.get("config") or {}).get("kind") != "reranker"
 
 
-PICTURES = {name: partial(_panel, name) for name in PANELS}
+NOW, PICTURES = {"now": training}, {name: partial(_panel, name) for name in PANELS}
 PAGES = (
-    Page("training", "Training", training, _is_training, parts={"now": training}, pictures=PICTURES),
+    Page("training", "Training", training, lambda of: (of.run / LOG_FILE).is_file(), {}, NOW, PICTURES),
     Page("batch", "Batch", batch, _has_batches, parts={"entry": batch}),
 )
