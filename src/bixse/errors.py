@@ -6,13 +6,10 @@ import difflib
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-    from typing import Self
+from pathlib import Path
+from typing import Self
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose a known word") -> str:

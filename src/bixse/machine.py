@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from bixse.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
 
 T = TypeVar("T")
 R = TypeVar("R")

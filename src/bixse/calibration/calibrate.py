@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 
 from bixse.calibration.calibrate_head import (
@@ -26,15 +28,10 @@ from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.build import load_scorer
 from bixse.encoders.scorers import Scorer
 from bixse.errors import BixseError, InputError, shorten
-from bixse.report.table import Table
+from bixse.report.table import Cell, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
     from bixse.progress import ProgressBars
-    from bixse.report.table import Cell
     from bixse.results import Interval
 
 

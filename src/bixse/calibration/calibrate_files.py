@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -16,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from bixse.calibration.calibrate import Calibration, calibrate_model, calibrate_scores
 from bixse.calibration.calibrate_head import HeldOutCheck, OperatingPoint, choose_thresholds, judged_pairs
 from bixse.data.pairs_files import load_scores
-from bixse.data.run import open_run
+from bixse.data.run import Run, open_run
 from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import prompt_for, use_task
 from bixse.encoders.loading.build import load_scorer, model_hashes, model_path_settings, quiet_loading
@@ -27,10 +28,7 @@ from bixse.files.files import file_hash, storage_errors, write_atomically
 from bixse.report.plots import reliability_diagram, save_plot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from bixse.calibration.calibrate_settings import CalibrateSettings
-    from bixse.data.run import Run
     from bixse.progress import ProgressBars
 
 DIAGRAM = "reliability.svg"

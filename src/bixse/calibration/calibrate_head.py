@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import compress
@@ -9,33 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from bixse.calibration.calibrate_settings import POSITIVE_FROM
+from bixse.calibration.calibrate_settings import POSITIVE_FROM, CalibrateSettings
 from bixse.calibration.reliability import Auc, auc, brier_change, calibration_report, reweight_to_prevalence
-from bixse.data.collection import load_collection
-from bixse.data.graded_pairs import with_random_negatives
+from bixse.data.collection import Collection, load_collection
+from bixse.data.graded_pairs import GradedPairs, with_random_negatives
 from bixse.data.joined import Unjoined, check_joined, warn_of
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.platt import checked, fit_platt
 from bixse.errors import InputError
-from bixse.evaluation.statistics import numbered_queries, wilson_interval
+from bixse.evaluation.statistics import Floats, numbered_queries, wilson_interval
 from bixse.results import UNITS_FROM, CalibrationReport, Interval, IntervalEstimate, too_few
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-    from numpy.typing import NDArray
-
-    from bixse.calibration.calibrate_settings import CalibrateSettings
-    from bixse.data.collection import Collection
-    from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.encoders.scorers import Scorer
-    from bixse.evaluation.statistics import Floats
     from bixse.progress import ProgressBars
 
 _ROUNDING = 1e-12

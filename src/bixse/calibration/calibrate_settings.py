@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from bixse.errors import SEEDS
 from bixse.settings import Flag, Settings
-
-if TYPE_CHECKING:
-    from typing import Self
 
 POSITIVE_FROM = 0.5
 """Default relevance from which a document counts as relevant."""

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from bixse.encoders.head import log_odds
 from bixse.encoders.platt import checked
 from bixse.errors import InputError
 from bixse.evaluation.statistics import (
     ROUNDING,
+    Floats,
     jackknife_estimate,
     numbered_queries,
     query_draws,
     quotient,
     wilson_interval,
 )
-from bixse.results import UNITS_FROM, CalibrationReport, IntervalEstimate, ReliabilityBin, too_few
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from bixse.evaluation.statistics import Floats
-    from bixse.results import Bounds, Verdict
+from bixse.results import UNITS_FROM, Bounds, CalibrationReport, IntervalEstimate, ReliabilityBin, Verdict, too_few
 
 _LIKELY = (0.01, 0.975)
 """Quantiles of sums between which the interval of the calibration error covers 92 to 98 % of the true ones. Near a true

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -17,14 +17,7 @@ from bixse.errors import InputError, shorten
 from bixse.files.files import json_hash
 from bixse.files.rows import other_form, read_blocks, write_rows
 from bixse.files.values import FileColumn, normal_form
-from bixse.relevance import MIN_RELEVANT_GRADE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Any
-
-    from bixse.relevance import Qrels
-
+from bixse.relevance import MIN_RELEVANT_GRADE, Qrels
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """The treatment of judgements that name a document which the corpus lacks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from bixse.data.columns import (
     OPTIONAL_COLUMNS,
@@ -34,11 +35,8 @@ from bixse.errors import InputError
 from bixse.files.parquet import ROWS_PER_BLOCK, Spool, spool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     import datasets
     import pandas
-    from numpy.typing import NDArray
 
     from bixse.data.collection import Collection
     from bixse.relevance import GradeScale, Kind

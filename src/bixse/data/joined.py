@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,8 +14,6 @@ import numpy as np
 from bixse.errors import InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Set
-
     from bixse.relevance import Qrels, Ranking
 
 MOST_UNJOINED = 0.5

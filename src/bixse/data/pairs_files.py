@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from bixse.data.columns import SCHEMA
+from bixse.data.columns import SCHEMA, Column
 from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.parquet import footer_hash, row_counts
@@ -20,11 +21,6 @@ from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, rea
 from bixse.files.values import FileColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from bixse.data.columns import Column
     from bixse.relevance import Kind
 
 TEXTS = (

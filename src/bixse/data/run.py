@@ -9,19 +9,16 @@ import math
 import platform
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from bixse.errors import InputError, OutputExistsError, shorten
 from bixse.files.files import read_text, storage_errors, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from pathlib import Path
 
 SPENT_FILE = "spent.jsonl"
 """The file of what requests have cost; a command that failed before it had a record may have written it."""

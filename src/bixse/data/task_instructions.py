@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bixse.errors import ConfigError, InputError, did_you_mean, shorten
 from bixse.files.files import json_hash, read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PAPER = "paper"
 """The word for the table of the BiXSE paper, unless a file has this name."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import shlex
 from array import array
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import write_atomically
@@ -17,10 +19,6 @@ from bixse.files.rows import text_lines
 from bixse.files.values import FileColumn, InvalidValueError, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
     from bixse.relevance import Qrels, Ranking
 
 QRELS_HEADER = ("query-id", "corpus-id", "score")

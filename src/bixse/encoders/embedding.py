@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
@@ -22,11 +24,6 @@ from bixse.encoders.processes import is_sharded, local_part, most_of_all, world_
 from bixse.encoders.unpadded import Encoder, embed_pass, map_tensors, on_device, take_rows
 from bixse.encoders.unpadded import Features as Features
 from bixse.progress import size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
 PASS_COST: Mapping[str, int] = defaultdict(lambda: 2048, cpu=64)
 """Fixed cost of a pass in tokens, per device type, measured with MiniLM. A GPU computes thousands of tokens before the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
@@ -13,20 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.backbones import parts_of
-from bixse.encoders.loading.precision import autocast, resolve_precision
+from bixse.encoders.loading.precision import Precision, autocast, resolve_precision
 from bixse.machine import ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import ArrayLike, NDArray
     from sentence_transformers import SentenceTransformer
 
-    from bixse.encoders.loading.precision import Precision
     from bixse.relevance import Kind
 
 TEXTS_PER_BLOCK: Mapping[str, int] = defaultdict(lambda: 512, cuda=4096)

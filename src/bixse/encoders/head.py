@@ -6,7 +6,9 @@ import functools
 import json
 import logging
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter
@@ -15,9 +17,6 @@ from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import file_hash, storage_errors, write_with_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
     import numpy as np
     from numpy.typing import NDArray
 

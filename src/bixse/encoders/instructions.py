@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.task_instructions import Instructions, parse_instructions
 from bixse.errors import BixseError, InputError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     from sentence_transformers import SentenceTransformer
 
     from bixse.relevance import Kind

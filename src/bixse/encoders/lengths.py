@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sentence_transformers import CrossEncoder
@@ -9,8 +10,6 @@ from sentence_transformers import CrossEncoder
 from bixse.encoders.instructions import prompt_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from bixse.relevance import Kind
 
 KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bixse.errors import InputError, shorten
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from numpy import float64
 
 _NEWTON_STEPS = 100

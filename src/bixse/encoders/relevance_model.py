@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import fullname, load_file_path
 
-from bixse.data.task_instructions import RESERVED
+from bixse.data.task_instructions import RESERVED, Instructions
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads, save_heads
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, read_instructions
@@ -22,13 +23,6 @@ from bixse.encoders.serving import saved_for_servers
 from bixse.errors import InputError, ModelError, shorten
 from bixse.files.files import drop_hashes, is_unicode, storage_errors, write_atomically, write_hashes
 from bixse.relevance import best_first
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from bixse.data.task_instructions import Instructions
 
 
 class RelevanceModel(SentenceTransformer):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util import fullname
-from torch import nn
+from torch import Tensor, nn
 
 from bixse.encoders.head import RelevanceHead, load_heads, save_heads
 from bixse.encoders.loading.backbones import BidirectionalTransformer
@@ -20,11 +22,6 @@ from bixse.files.files import drop_hashes, storage_errors, usual_modes
 from bixse.relevance import best_first
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-    from torch import Tensor
-
     Pairs = list[tuple[str, str]]
 
 PAIRS_AT_ONCE = 1024

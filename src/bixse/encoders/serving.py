@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bixse.errors import ModelError, shorten
 from bixse.files.files import storage_errors, usual_modes, write_with_hash
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 POOLING_KEYS = {
     "cls": "pooling_mode_cls_token",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
@@ -22,9 +23,6 @@ with suppress(ImportError):  # before PyTorch 2.10
     from torch.nn.attention.varlen import varlen_attn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
 Features: TypeAlias = Mapping[str, Any]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+from torch import Tensor
 
 from bixse.encoders.loading.backbones import BidirectionalTransformer, backbones
 from bixse.encoders.processes import local_part
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from sentence_transformers import SentenceTransformer
-    from torch import Tensor
 
 
 Weights: TypeAlias = "Mapping[str, Tensor]"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy as np
 from bixse.errors import InputError, shorten
 from bixse.evaluation.evaluate import Evaluation, evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, ir_name
-from bixse.evaluation.statistics import holm, mean_difference, paired_differences, sign_flip_test
-from bixse.evaluation.systems import check_distinct
+from bixse.evaluation.statistics import Floats, holm, mean_difference, paired_differences, sign_flip_test
+from bixse.evaluation.systems import System, check_distinct
 from bixse.files.files import write_atomically
 from bixse.report.table import (
+    Cell,
     Table,
     format_difference,
     format_interval,
@@ -26,17 +28,11 @@ from bixse.report.table import (
     format_verdict,
     metric_title,
 )
-from bixse.results import LOCAL, TestedDifference
+from bixse.results import LOCAL, TestedDifference, Verdict
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bixse.evaluation.statistics import Floats
-    from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
     from bixse.progress import ProgressBars
-    from bixse.report.table import Cell
-    from bixse.results import Verdict
 
 Values: TypeAlias = "Mapping[str, Mapping[str, float]]"
 """Task -> query id -> value of one metric."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,28 +13,22 @@ from pydantic import TypeAdapter
 from sentence_transformers import SentenceTransformer
 
 from bixse.data.joined import QueryCounts, unanswered, warn_of, without_relevant
-from bixse.data.run import open_run
+from bixse.data.run import Run, open_run
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import model_path_settings
 from bixse.errors import InputError, first_fault
 from bixse.evaluation.metrics import METRICS, PerQuery, evaluate_run, ir_name, mean
-from bixse.evaluation.systems import RUN_NAME, open_system
-from bixse.evaluation.tasks import Task, collection_task
+from bixse.evaluation.systems import RUN_NAME, System, SystemSource, open_system
+from bixse.evaluation.tasks import CollectionSource, QuerySet, Task, collection_task
 from bixse.files.files import read_text, write_atomically
 from bixse.relevance import Ranking  # noqa: TC001 (pydantic reads it)
-from bixse.report.table import Table
+from bixse.report.table import Cell, Table
 from bixse.search.exact import DEPTH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import pandas
 
-    from bixse.data.run import Run
-    from bixse.evaluation.systems import System, SystemSource
-    from bixse.evaluation.tasks import CollectionSource, QuerySet
     from bixse.progress import ProgressBars
-    from bixse.report.table import Cell
 
 PER_QUERY_NAME = "per_query.json"
 PARTIAL_NAME = "best_so_far.json"

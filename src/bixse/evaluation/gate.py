@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.run import RUN_FILE, read_record
 from bixse.errors import InputError, first_fault, shorten
-from bixse.evaluation.evaluate import PER_QUERY_NAME
+from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
 from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY
 from bixse.evaluation.statistics import paired_difference
 from bixse.files.files import read_text
-from bixse.results import VERDICT_IN_A_SENTENCE
+from bixse.results import VERDICT_IN_A_SENTENCE, Difference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from bixse.evaluation.evaluate import Evaluation
     from bixse.evaluation.tasks import Task
-    from bixse.results import Difference
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
@@ -11,10 +11,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from bixse.encoders.encode import encode_texts
 from bixse.evaluation.metrics import evaluate_run, mean
 from bixse.evaluation.tasks import collection_task
-from bixse.relevance import MIN_RELEVANT_GRADE
-
-if TYPE_CHECKING:
-    from bixse.relevance import Kind
+from bixse.relevance import MIN_RELEVANT_GRADE, Kind
 
 
 class GradedInformationRetrievalEvaluator(InformationRetrievalEvaluator):

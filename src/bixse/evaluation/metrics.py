@@ -9,17 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
 from bixse.data.trec import numbers, ranked
 from bixse.errors import InputError, did_you_mean
-from bixse.relevance import MIN_RELEVANT_GRADE
+from bixse.relevance import MIN_RELEVANT_GRADE, Qrels, Ranking
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from bixse.relevance import Qrels, Ranking
-
     Floats: TypeAlias = NDArray[np.float64]
 
 PerQuery: TypeAlias = dict[str, dict[str, float]]

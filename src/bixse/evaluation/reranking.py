@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -19,8 +20,6 @@ from bixse.evaluation.systems import System
 from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from bixse.encoders.scorers import Scorer
     from bixse.evaluation.tasks import Task
     from bixse.relevance import Ranking

@@ -9,19 +9,14 @@ count of each query.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from bixse.errors import InputError
-from bixse.results import QUERIES_FROM, UNITS_FROM, Difference, IntervalEstimate, too_few
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from bixse.results import Interval
-
+from bixse.results import QUERIES_FROM, UNITS_FROM, Difference, Interval, IntervalEstimate, too_few
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 _BLOCK_SIZE = 1 << 22

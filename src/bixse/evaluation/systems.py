@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import combinations, compress, islice
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from bixse.data.joined import Unjoined, check_joined, doubt_ranks, unanswered
@@ -30,10 +31,6 @@ from bixse.search.exact import TopK, search_device
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
     from bixse.evaluation.tasks import QuerySet, Task
     from bixse.relevance import Ranking
 

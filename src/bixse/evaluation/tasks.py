@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bixse.data.collection import (
     Collection,
+    MissingDocuments,
     check_corpus,
     check_qrels,
     files_of_split,
@@ -26,15 +29,7 @@ from bixse.data.trec import read_qrels
 from bixse.errors import InputError
 from bixse.evaluation.metrics import check_min_relevant_grade
 from bixse.files.files import hash_files
-from bixse.relevance import MIN_RELEVANT_GRADE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from bixse.data.collection import MissingDocuments
-    from bixse.relevance import Qrels
+from bixse.relevance import MIN_RELEVANT_GRADE, Qrels
 
 CollectionSource: TypeAlias = "str | Path | Collection | tuple[Mapping[str, str], Mapping[str, Any], Qrels]"
 QUERIES = 256

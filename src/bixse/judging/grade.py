@@ -6,13 +6,14 @@ import json
 import logging
 import math
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.graded_pairs import Pair
+from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.data.pairs_files import as_pairs, load_graded_pairs, load_pairs, parquet_pairs
 from bixse.data.run import RUN_FILE, Run, open_run, read_record
 from bixse.errors import BixseError, IncompleteError, InputError, InterruptedRunError
@@ -25,15 +26,11 @@ from bixse.judging.ledgers.segments import check_folder, make_folder
 from bixse.judging.ledgers.writers import seal_left
 from bixse.judging.open_judge import GradeConfig, Judge
 from bixse.judging.spending import LEDGER_NAME, OverBudgetError, Spending
-from bixse.progress import duration
+from bixse.progress import Step, duration
 from bixse.scale.engine import Engine, Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from bixse.data.graded_pairs import GradedPairs
     from bixse.judging.grade_settings import Prices
-    from bixse.progress import Step
 
 
 log = logging.getLogger(__name__)

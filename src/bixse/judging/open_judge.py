@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import JudgeOptions, NamedRubric, Prices
-from bixse.judging.judge import Grade, Question
+from bixse.judging.judge import AnyJudge, Grade, Question
 from bixse.judging.judges.function_judge import FunctionJudge
 from bixse.judging.rubrics import Rubric, load_rubric
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
@@ -19,11 +20,7 @@ from bixse.scale.engine import EngineSettings
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
-
     from bixse.data.graded_pairs import Pair
-    from bixse.judging.judge import AnyJudge
     from bixse.judging.spending import Spending
 
 CROSS_ENCODER = "cross-encoder:"

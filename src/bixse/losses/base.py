@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -25,8 +25,6 @@ from bixse.losses.targets import GradedTargets, mean_grades
 from bixse.losses.tiles.products import without_autocast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from sentence_transformers import SentenceTransformer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -11,8 +12,6 @@ from bixse.errors import ConfigError, did_you_mean
 from bixse.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from sentence_transformers import SentenceTransformer
 
     from bixse.losses import GradedLoss

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from bixse.losses.catalogue import LossOptions
 from bixse.losses.tiles.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
     from bixse.losses.targets import GradedTargets
 
 

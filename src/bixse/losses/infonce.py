@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from bixse.losses.catalogue import LossOptions
 from bixse.losses.tiles.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from bixse.losses.targets import GradedTargets
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from bixse.encoders.processes import all_reduce_sum, global_mean_weight, world_s
 from bixse.losses.base import GradedLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import torch
 from pydantic import Field
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from bixse.losses.catalogue import LossOptions
 from bixse.losses.tiles.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
     from bixse.losses.targets import GradedTargets
 
     PairWeights: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from torch import nn
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.encoders.head import RelevanceHead, at_lengths, save_heads
 from bixse.encoders.serving import add_older_settings
 from bixse.errors import InputError
 from bixse.losses.bixse import BiXSELoss
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import TrainerState, TrainingArguments
 
 
 def _with_head(loss: nn.Module) -> nn.Module:

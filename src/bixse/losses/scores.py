@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +16,6 @@ from bixse.losses.catalogue import build_loss
 from bixse.losses.targets import GradedTargets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from bixse.encoders.embedding import Features
     from bixse.losses.base import GradedLoss
 

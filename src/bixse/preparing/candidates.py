@@ -8,14 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from bixse.data.trec import ranked
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 RRF_CONSTANT = 60
 """k of reciprocal rank fusion, the value of Cormack, Clarke and Büttcher 2009 (doi:10.1145/1571941.1572114)."""

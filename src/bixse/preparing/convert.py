@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 import pyarrow as pa
 import yaml
+from numpy.typing import NDArray
 
-from bixse.data.columns import SCHEMA
+from bixse.data.columns import SCHEMA, Column
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.run import open_run
+from bixse.data.run import Run, open_run
 from bixse.errors import InputError, InvalidFileError, RowError, shorten
 from bixse.files.files import alone_in, hash_files, interruptible, move_into, storage_errors, write_atomically
 from bixse.files.parquet import table_writer
@@ -27,12 +29,6 @@ from bixse.preparing.source import Source
 from bixse.preparing.transforms import BINS, PairColumns, TransformReport, reported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from bixse.data.columns import Column
-    from bixse.data.run import Run
     from bixse.preparing.convert_settings import ConvertSettings
     from bixse.progress import ProgressBars
     from bixse.relevance import Kind

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
@@ -20,10 +21,6 @@ from bixse.preparing.transforms import (
 )
 from bixse.relevance import GradeScale
 from bixse.settings import Flag, Settings, named_words
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Self
 
 PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
 """Name of a part, and of its file."""

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from bixse.data.pairs_files import GRADED_COLUMNS
 from bixse.data.trec import QRELS_HEADER
@@ -15,9 +16,6 @@ from bixse.errors import BixseError, InvalidFileError, shorten
 from bixse.files.files import is_unicode
 from bixse.files.rows import raw_rows
 from bixse.files.values import FileColumn, InvalidValueError, number_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ABSENT: Any = object()
 """A value that a row lacks."""

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.run import open_run
+from bixse.data.run import Run, open_run
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError
 from bixse.files.files import alone_in, hash_files
-from bixse.preparing.candidates import choose, fuse, keep_new, rank_band, text_key
-from bixse.preparing.mine_settings import read_inputs
+from bixse.preparing.candidates import Candidate, choose, fuse, keep_new, rank_band, text_key
+from bixse.preparing.mine_settings import MineConfig, MineInputs, read_inputs
 from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 from bixse.preparing.searching import (
     contents_of,
@@ -34,9 +34,6 @@ from bixse.scale.index.search import SearchIndex
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
-    from bixse.data.run import Run
-    from bixse.preparing.candidates import Candidate
-    from bixse.preparing.mine_settings import MineConfig, MineInputs
     from bixse.progress import ProgressBars
 
 WORK = ".searching"

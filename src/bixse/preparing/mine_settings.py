@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from bixse.data.collection import check_corpus, check_split, read_queries, splits_of
+from bixse.data.collection import Document, check_corpus, check_split, read_queries, splits_of
 from bixse.data.joined import Unjoined, check_joined, unjoined_judgements, warn_of
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import read_qrels
@@ -21,10 +22,6 @@ from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
-    from typing import Self
-
-    from bixse.data.collection import Document
     from bixse.data.graded_pairs import GradedPairs
 
 PER_QUERY = 8

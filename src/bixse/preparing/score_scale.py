@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit
 
 from bixse.errors import InputError, did_you_mean, shorten
 from bixse.files.values import number_hint, number_of
-from bixse.preparing.formats import ABSENT, FILL
+from bixse.preparing.formats import ABSENT, FILL, Format, Judgement, SourceRow
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from bixse.preparing.convert_settings import ConvertSettings
-    from bixse.preparing.formats import Format, Judgement, SourceRow
 
 MAPS = {
     "prob": "scores are probabilities of relevance, 0 to 1",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,19 +23,15 @@ from bixse.files.files import atomic_file
 from bixse.scale.index.index_files import is_index, read_manifest
 from bixse.scale.index.index_settings import IndexSettings
 from bixse.scale.index.make_index import make_index
-from bixse.scale.index.search import open_index
+from bixse.scale.index.search import SearchIndex, open_index
 from bixse.search.bm25 import BM25, BM25_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
     from sentence_transformers import SentenceTransformer
 
     from bixse.preparing.mine_settings import MineConfig
     from bixse.progress import ProgressBars
     from bixse.relevance import Ranking
-    from bixse.scale.index.search import SearchIndex
 
 BLOCK = 4096
 """Queries whose answers are in memory at once; each block reads the whole index."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,11 @@ from bixse.data.trec import QRELS_HEADER, qrels_rows
 from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import storage_errors
 from bixse.files.rows import files_of, other_form, raw_rows, stem_of
-from bixse.preparing.formats import ABSENT, FILL, FORMATS, Judgement, SourceRow
+from bixse.preparing.formats import ABSENT, FILL, FORMATS, Format, Judgement, SourceRow
 from bixse.preparing.score_scale import FileScores, Grading, check_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from bixse.preparing.convert_settings import ConvertSettings
-    from bixse.preparing.formats import Format
     from bixse.preparing.texts import TextsById
 
 Reached: TypeAlias = Callable[[Path, int], None]

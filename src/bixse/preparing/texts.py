@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -15,9 +17,6 @@ from bixse.files.files import is_unicode
 from bixse.files.rows import FORMATS, kind_of, read_blocks, text_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-    from pathlib import Path
-
     from bixse.files.values import FileColumn
 
 DOCUMENT, QUERY = (

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from bixse.data.columns import SCHEMA, with_columns_of
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import SEEDS, InputError
 from bixse.files.values import normal_form
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from numpy.typing import NDArray
-
 
 Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
 """A column that rows are compared by: ids and task literally, texts in their `normal_form`."""

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
 from bixse.errors import printable
 from bixse.progress import duration
-from bixse.results import VERDICT_WORDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from bixse.results import Difference
+from bixse.results import VERDICT_WORDS, Difference
 
 Cell = str | int | float | None
 """Floats get three decimals; None is an empty cell."""

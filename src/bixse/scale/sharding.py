@@ -12,12 +12,14 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -33,16 +35,11 @@ from bixse.errors import InputError, ModelError
 from bixse.files.files import storage_errors, write_atomically
 from bixse.training.distributed import is_main_process, raise_together, world_size
 from bixse.training.loop.checkpoints import SHARDS_FOLDER
-from bixse.training.loop.trainer import GradedTrainer
+from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sentence_transformers import SentenceTransformer
-    from torch import Tensor, nn
     from transformers import TrainingArguments
-
-    from bixse.training.loop.trainer import GradedTrainingArguments
 
 
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")

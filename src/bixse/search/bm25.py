@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import Stemmer
 
 from bixse.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 BM25_NAME = "bm25"
 """Name of this baseline in place of a model."""

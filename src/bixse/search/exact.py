@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bixse.encoders.loading.precision import default_device, float32_products
 from bixse.errors import InputError, NotFiniteError
 from bixse.machine import ahead
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
-    import numpy.typing as npt
 
 Embeddings: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
 QUERY_BLOCK: Mapping[str, int] = defaultdict(lambda: 1024, cpu=256)

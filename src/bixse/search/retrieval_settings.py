@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from bixse.encoders.loading.precision import Setting
 from bixse.errors import InputError
 from bixse.settings import Flag, Settings
-
-if TYPE_CHECKING:
-    from typing import Self
 
 STDIN = "-"
 """Value of `queries` for queries that are typed or piped."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bixse.data.collection import load_corpus, warn_of_empty
+from bixse.data.collection import Collection, Document, load_corpus, warn_of_empty
 from bixse.data.collection import read_queries as queries_of_table
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import use_task
@@ -19,13 +22,8 @@ from bixse.search.exact import DEPTH, exact_search, to_run
 from bixse.search.store import EmbeddingStore, encode_corpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.collection import Collection, Document
     from bixse.encoders.head import RelevanceHead
     from bixse.progress import ProgressBars
 

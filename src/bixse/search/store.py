@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bixse.encoders.encode import by_length, embeddings_key, encode_and_count
 from bixse.encoders.instructions import prompt_for
@@ -16,10 +19,6 @@ from bixse.encoders.lengths import sampled, too_long_of, warn_of_counts
 from bixse.files.files import EMBEDDINGS_FOLDER, cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.collection import Document

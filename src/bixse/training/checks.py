@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,6 @@ from bixse.training.loop.batches import prompts_of
 from bixse.training.loop.trainer import FIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,10 +14,6 @@ from bixse.encoders.loading.standardise import Standardise
 from bixse.errors import SEEDS, ConfigError
 from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options, instead_of
 from bixse.settings import Flag, Settings, paths_in
-
-if TYPE_CHECKING:
-    from typing import Self
-
 
 MODEL_FOLDER = "model"
 TUNED_FOLDER = "tuned"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.util import cos_sim
 
-from bixse.data.collection import check_split, files_of_split, judgements_of, load_collection
+from bixse.data.collection import Collection, check_split, files_of_split, judgements_of, load_collection
 from bixse.data.trec import ranked, read_qrels
 from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
@@ -26,12 +28,8 @@ from bixse.search.bm25 import BM25
 from bixse.search.exact import DEPTH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.collection import Collection
     from bixse.relevance import Qrels, Ranking
     from bixse.training.config import TrainConfig
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import atexit
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import BixseError, InputError
@@ -18,10 +20,6 @@ from bixse.machine import launched_number
 from bixse.training.config import CHECKPOINT_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-    from typing import Self
-
     import torch
 
     from bixse.data.run import Run, Status

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from bixse.encoders.head import at_lengths
+from bixse.encoders.head import RelevanceHead, at_lengths
 from bixse.encoders.loading.backbones import switch_attention
 from bixse.encoders.loading.build import quiet_loading
-from bixse.encoders.relevance_model import save_whole
-from bixse.encoders.weights import has_lora, merge_lora, trained_weights
-from bixse.training.config import TUNED_FOLDER
+from bixse.encoders.relevance_model import RelevanceModel, save_whole
+from bixse.encoders.weights import Weights, has_lora, merge_lora, trained_weights
+from bixse.training.config import TUNED_FOLDER, TrainConfig
 from bixse.training.distributed import is_main_process, raise_together
 from bixse.training.merge import MergeResult, merge, refitted_head
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from sentence_transformers import SentenceTransformer
 
-    from bixse.encoders.head import RelevanceHead
-    from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.encoders.weights import Weights
-    from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import Watched
     from bixse.training.loop.trainer import GradedTrainer
 

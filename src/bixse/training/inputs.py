@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from transformers import set_seed
 
 from bixse.data.pairs_files import load_several
 from bixse.data.run import Run, open_run
-from bixse.data.task_instructions import load_instructions
+from bixse.data.task_instructions import Instructions, load_instructions
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.loading.build import (
     build_encoder,
@@ -22,24 +23,19 @@ from bixse.encoders.loading.build import (
 )
 from bixse.encoders.loading.precision import autocast
 from bixse.encoders.loading.standardise import TEXTS_MEASURED, Standardised, standardise
-from bixse.encoders.relevance_model import set_instructions
+from bixse.encoders.relevance_model import RelevanceModel, set_instructions
 from bixse.encoders.weights import add_lora, upcast_trainable_to_float32
 from bixse.files.files import file_hash
 from bixse.losses.catalogue import LOSSES, build_loss
-from bixse.training.dev_evaluation import load_watched, split_hashes, watched_splits
+from bixse.training.dev_evaluation import Watched, load_watched, split_hashes, watched_splits
 from bixse.training.distributed import world_size
 from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, prompts_of
 from bixse.training.loop.tokens import Tokenisation
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.data.task_instructions import Instructions
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses import GradedLoss
     from bixse.training.config import TrainConfig
-    from bixse.training.dev_evaluation import Watched
 
 
 QUERIES_AT_ONCE = 32

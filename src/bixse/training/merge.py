@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,25 +15,19 @@ from bixse.encoders.embedding import embed_features
 from bixse.encoders.loading.precision import autocast
 from bixse.encoders.platt import fit_platt
 from bixse.encoders.processes import is_sharded
-from bixse.encoders.weights import has_lora, interpolate
-from bixse.evaluation.statistics import paired_difference, paired_differences
+from bixse.encoders.weights import Weights, has_lora, interpolate
+from bixse.evaluation.statistics import Floats, paired_difference, paired_differences
 from bixse.progress import Progress
 from bixse.results import MergePoint, too_few
 from bixse.search.store import EmbeddingStore
 from bixse.training.config import TOLERANCE
-from bixse.training.dev_evaluation import Role, sets_of
+from bixse.training.dev_evaluation import Role, Scores, Watched, sets_of
 from bixse.training.distributed import is_main_process, raise_together, rank, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
-    from bixse.encoders.weights import Weights
-    from bixse.evaluation.statistics import Floats
-    from bixse.training.dev_evaluation import Scores, Watched
     from bixse.training.loop.trainer import GradedTrainer
 
 AtWeight: TypeAlias = "Callable[[float], SentenceTransformer]"

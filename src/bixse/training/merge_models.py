@@ -17,7 +17,7 @@ from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import mean_weights, trained_weights
 from bixse.errors import ModelError
 from bixse.files.files import alone_in, file_hash, storage_errors
-from bixse.training.config import MODEL_FOLDER
+from bixse.training.config import MODEL_FOLDER, MergeModelsConfig
 from bixse.training.dev_evaluation import (
     Split,
     check_not_trained_on,
@@ -31,8 +31,6 @@ from bixse.training.merge import MergeResult, merge, refitted_head
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-    from bixse.training.config import MergeModelsConfig
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,7 @@ from bixse.encoders.loading.standardise import Standardised  # noqa: TC001 pydan
 from bixse.errors import InputError, InterruptedRunError, TrainingError
 from bixse.losses.relevance_head import trained_head
 from bixse.training.checks import check_learned, embedding_spreads, warn_of_no_gain
-from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER
+from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TrainConfig
 from bixse.training.distributed import RunGuard, any_process, check_agreement, is_main_process
 from bixse.training.finish import merge_tuned, save_model, weights_to_merge_with
 from bixse.training.inputs import open_training
@@ -24,9 +25,6 @@ from bixse.training.merge import MergeResult  # noqa: TC001 pydantic reads it
 from bixse.training.setup import make_parts, make_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bixse.training.config import TrainConfig
     from bixse.training.loop.trainer import GradedTrainer
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PrinterCallback, ProgressCallback
@@ -14,23 +16,17 @@ from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
 from bixse.extensions import extension
 from bixse.training.checks import check_max_length, check_pairs, prompts_before
-from bixse.training.config import CHECKPOINT_FOLDER, DIVERGED_FILE, LOG_FILE, TENSORBOARD_FOLDER
-from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of, warnings_of
+from bixse.training.config import CHECKPOINT_FOLDER, DIVERGED_FILE, LOG_FILE, TENSORBOARD_FOLDER, TrainConfig
+from bixse.training.dev_evaluation import DevEvaluator, check_not_trained_on, dev_evaluator, queries_of, warnings_of
 from bixse.training.distributed import PATIENCE, is_main_process, world_size
-from bixse.training.inputs import make_loss, standardise_bare
+from bixse.training.inputs import Inputs, make_loss, standardise_bare
 from bixse.training.loop.checkpoints import ProgressBar, StepLog, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from bixse.encoders.loading.standardise import Standardised
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
-    from bixse.training.config import TrainConfig
-    from bixse.training.dev_evaluation import DevEvaluator
-    from bixse.training.inputs import Inputs
 
 CHECKPOINTING: dict[str, Any] = {
     "gradient_checkpointing": True,

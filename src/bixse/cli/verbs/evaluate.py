@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -17,9 +18,6 @@ from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Self
-
     from bixse.evaluation.systems import System
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Options, Output, Verb, waits
 from bixse.judging.audit.audit_settings import AuditSettings, GradeMapSettings
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig, RankConfig
 from bixse.judging.rubrics import load_rubric
 from bixse.progress import progress_bar
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 
 def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Options, Output, Verb
@@ -12,9 +14,6 @@ from bixse.preparing.convert_settings import ConvertSettings
 from bixse.preparing.mine_settings import MineConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from bixse.preparing.convert import ConvertResult
 
 

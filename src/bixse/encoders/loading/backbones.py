@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,17 +10,14 @@ import torch
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, StaticEmbedding, Transformer
 from sentence_transformers.util import batch_to_device
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bixse.encoders.loading.precision import rounding
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sentence_transformers import SentenceTransformer
-    from torch import Tensor
 
 SAMPLE_TEXT = "one two three four five six"
 LONG_TEXT = " ".join([SAMPLE_TEXT] * 4)  # in a batch with it, the sample is padded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -17,8 +18,6 @@ from bixse.errors import InputError, ModelError, did_you_mean, first_fault
 from bixse.files.files import HASHES_FILE, damage, file_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from sentence_transformers import SentenceTransformer
     from torch import nn
 

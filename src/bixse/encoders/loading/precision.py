@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from bixse.errors import InputError, did_you_mean, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
 PRECISION_VARIABLE = "BIXSE_PRECISION"

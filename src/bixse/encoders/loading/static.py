@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +14,6 @@ from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sentence_transformers import SentenceTransformer
 
 RARE = 1e-5

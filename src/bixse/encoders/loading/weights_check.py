@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterable
 from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING
@@ -12,8 +13,6 @@ from typing import TYPE_CHECKING
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sentence_transformers import SentenceTransformer
     from torch import nn
 

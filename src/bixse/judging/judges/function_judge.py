@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import InputError, shorten
-from bixse.judging.judge import Answer
+from bixse.judging.judge import Answer, Question
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from bixse.judging.judge import Question
     from bixse.relevance import GradeScale
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from bixse.errors import InputError, did_you_mean
 from bixse.results import LOCAL
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SuiteEngine: TypeAlias = Literal["folders", "short", "trec-dl", "trec-dl-rerank", "mteb"]
 """The evaluator: bixse on collection folders (complete or cut short) or on TREC files, or mteb."""

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import files_of_split
 from bixse.data.run import open_run
 from bixse.errors import BixseError, InputError, did_you_mean
 from bixse.evaluation.compare_evaluations import Comparisons, compare_tasks, precision_of, shown_names
-from bixse.evaluation.evaluate import evaluate_query_sets
+from bixse.evaluation.evaluate import Evaluation, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.systems import check_distinct, open_system
+from bixse.evaluation.systems import System, check_distinct, open_system
 from bixse.evaluation.tasks import PASSAGES, QUERIES, Task, collection_task, cut_collection
-from bixse.lab.suites.known_suites import suite_named
+from bixse.lab.suites.known_suites import Suite, SuiteTask, suite_named
 from bixse.lab.suites.suite_result import SuiteResult
 from bixse.lab.suites.trec_dl import (
     INSTRUCTION_NAMES,
     WITHOUT,
+    Year,
     candidate_lists,
     chosen_years,
     judged_pool,
@@ -31,15 +34,8 @@ from bixse.lab.suites.trec_dl import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from types import ModuleType
-
     from sentence_transformers import SentenceTransformer
 
-    from bixse.evaluation.evaluate import Evaluation
-    from bixse.evaluation.systems import System
-    from bixse.lab.suites.known_suites import Suite, SuiteTask
-    from bixse.lab.suites.trec_dl import Year
     from bixse.progress import ProgressBars
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -26,8 +27,6 @@ from bixse.losses.tiles.products import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from bixse.encoders.loading.precision import Setting
     from bixse.losses.targets import GradedTargets
 

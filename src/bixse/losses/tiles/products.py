@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
@@ -11,14 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bixse.encoders.loading.precision import resolve_precision
+from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.processes import all_reduce_sum
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bixse.encoders.loading.precision import Setting
     from bixse.losses.targets import GradedTargets
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 
 from bixse.data.columns import first_rows, numbered
@@ -23,10 +25,6 @@ from bixse.progress import Progress
 from bixse.training.loop.tokens import Tokenisation, Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs

@@ -7,10 +7,11 @@ import json
 import signal
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load, save
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from bixse.data.run import LAST_VERSION
 from bixse.errors import TrainingError
@@ -19,10 +20,7 @@ from bixse.progress import Progress
 from bixse.training.distributed import any_process
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from torch import Tensor, nn
-    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
 STATE_FILE = "trainer_state.json"

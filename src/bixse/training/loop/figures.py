@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from bixse.encoders.processes import all_reduce_sum, world_size
 from bixse.training.loop.batches import COUNTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-    from torch import Tensor
     from transformers import TrainerState
 
 SECONDS_BETWEEN_READS: Mapping[str, float] = defaultdict(float, cuda=1.0)

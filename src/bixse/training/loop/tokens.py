@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from pprint import pformat
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 import tokenizers
 import torch
+from numpy.typing import NDArray
 
 from bixse.encoders.encode import by_length, tokenizer_content
 from bixse.encoders.loading.backbones import LONG_TEXT, parts_of, reading_at_most
@@ -19,9 +21,6 @@ from bixse.errors import StorageError
 from bixse.files.files import TOKENS_FOLDER, atomic_file, storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs

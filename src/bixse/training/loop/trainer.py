@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast, gather_object, send_to_device
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
 from torch.distributed.tensor import DTensor
@@ -29,7 +30,7 @@ from bixse.encoders.processes import is_sharded, local_part, unsharded_tensors
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError, StorageError
 from bixse.files.files import cache_folder, storage_errors, write_hashes
-from bixse.losses import BiXSELoss, GradedTargets
+from bixse.losses import BiXSELoss, GradedLoss, GradedTargets
 from bixse.training.config import DIVERGED_FILE
 from bixse.training.distributed import average_gradients, raise_together
 from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, ReadAhead, prompts_of
@@ -38,15 +39,10 @@ from bixse.training.loop.figures import Batch, UnreadFigures
 from bixse.training.loop.tokens import Tokenisation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from contextlib import AbstractContextManager
-
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
 
-    from bixse.losses import GradedLoss
 
 FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
 """The fix for diverged training."""
