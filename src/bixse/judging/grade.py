@@ -32,7 +32,6 @@ from bixse.scale.engine import Engine, Job
 if TYPE_CHECKING:
     from bixse.judging.grade_settings import Prices
 
-
 log = logging.getLogger(__name__)
 
 PAIRS_NAME = "pairs.parquet"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -88,25 +87,10 @@ def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Ki
     for kind in KINDS.values():
         rows = pairs.distinct(kind)
         texts = pairs.texts(kind, rows[:: -(-len(rows) // TEXTS_COMPARED)])
-        with _without_autocast(model):
-            # rounding to bf16 makes equal embeddings differ by more than `SMALLEST_SPREAD`
-            embeddings = encode_texts(model, texts, kind, "float32", prompt="")
+        # rounding to bf16 makes equal embeddings differ by more than `SMALLEST_SPREAD`
+        embeddings = encode_texts(model, texts, kind, "float32", prompt="")
         spreads[kind] = 1 - float((embeddings @ embeddings.T).min())
     return spreads
-
-
-@contextmanager
-def _without_autocast(model: SentenceTransformer) -> Iterator[None]:
-    """Remove the autocast that accelerate puts into `forward` if training computes in bfloat16."""
-    original = model.__dict__.get("_original_forward")
-    if original is None:
-        yield
-        return
-    wrapped, model.__dict__["forward"] = model.__dict__["forward"], original
-    try:
-        yield
-    finally:
-        model.__dict__["forward"] = wrapped
 
 
 def check_learned(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -25,6 +23,7 @@ from bixse.losses.tiles.products import (
     tile_shape,
     without_autocast,
 )
+from bixse.losses.tiles.sums import Sums
 
 if TYPE_CHECKING:
     from bixse.encoders.loading.precision import Setting
@@ -152,51 +151,6 @@ class _GradedBCE(torch.autograd.Function):
             for part in (grad_scale, grad_bias)
         ]
         return (*embeddings, *numbers, None, None, None, None)
-
-
-@dataclass
-class Sums:
-    """Sums over the entries; the scale has not yet multiplied the embeddings' gradients."""
-
-    totals: Tensor
-    """(2,) sums of softplus(s) - z s and of sigma(s) - z, float64."""
-    queries: Tensor | None
-    """(B, D) sum of (sigma - z) d; None if not wanted."""
-    documents: Tensor | None
-    """(N, D) sum of (sigma - z) q; None if not wanted."""
-    with_gradients: bool = True
-
-    @classmethod
-    def empty(
-        cls,
-        queries: Tensor,
-        documents: Tensor,
-        wanted: tuple[bool, bool, bool, bool],
-        like: Callable[[Tensor], Tensor],
-    ) -> Sums:
-        """Return empty sums, made by `like`.
-
-        `wanted`: the gradients of queries, documents, scale (derived from queries) and bias.
-        """
-        exact = torch.float32 if queries.device.type == "mps" else torch.float64  # MPS has no float64
-        return cls(
-            like(queries.new_empty(2, dtype=exact)),
-            like(queries) if wanted[0] or wanted[2] else None,
-            like(documents) if wanted[1] else None,
-            any(wanted),
-        )
-
-    def add(self, parts: Tensor) -> None:
-        """Add (2, n) parts of the totals."""
-        self.totals += parts.sum(dim=1, dtype=self.totals.dtype)
-
-    def gradient_of_scale(self, queries: Tensor) -> Tensor | None:
-        """Return <Q, dQ>, which the gradient of the scale is made of; None without the queries' gradient."""
-        if self.queries is None:
-            return None
-        if queries.device.type == "cpu":
-            return torch.einsum("bd,bd->b", queries, self.queries).sum(dtype=self.totals.dtype)
-        return torch.dot(queries.reshape(-1), self.queries.reshape(-1))  # einsum would compute a product per query
 
 
 def add_host_tiles(

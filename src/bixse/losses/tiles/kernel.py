@@ -15,7 +15,7 @@ from bixse.losses.tiles.products import add_outer, add_product, blocks, known_pa
 
 if TYPE_CHECKING:
     from bixse.losses.targets import GradedTargets
-    from bixse.losses.tiles.bce import Sums
+    from bixse.losses.tiles.sums import Sums
 
 ROWS, COLUMNS, DEPTH = 128, 128, 64
 """Entries of one program. Two programs fit a multiprocessor: one multiplies while the other computes sigma."""

@@ -59,8 +59,8 @@ def has_kernel(device: torch.device) -> bool:
         return False
     try:  # without Triton, without a C compiler, or on a GPU that this Triton does not know, it fails
         from bixse.losses.targets import GradedTargets
-        from bixse.losses.tiles.bce import Sums
         from bixse.losses.tiles.kernel import add_kernel_tiles
+        from bixse.losses.tiles.sums import Sums
 
         ones, one = torch.ones(128, 64, device=device), torch.ones((), device=device)
         index = torch.zeros(1, dtype=torch.long, device=device)

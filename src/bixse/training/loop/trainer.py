@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -135,7 +135,7 @@ class GradedTrainer(SentenceTransformerTrainer):
             data_collator=collator,  # type: ignore[arg-type]
         )
         # a step has an autocast of its own; the library's is inside the encoder's forward, where none can leave it
-        self.accelerator.native_amp = self.accelerator.native_amp and is_sharded(loss)
+        self.accelerator.native_amp = False
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         if args.world_size > 1:
@@ -220,10 +220,9 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
         """Compute the embeddings of a step in one autocast, so that its passes round each weight once."""
-        # the library does so in each pass; a sharded weight is gathered and freed by each pass
-        if not self.args.bf16 or is_sharded(self.loss):
-            return nullcontext()
-        return torch.autocast(self.args.device.type, torch.bfloat16)
+        # each pass gathers sharded weights anew: rounded ones that were kept would never be freed
+        kept = not is_sharded(self.loss)
+        return torch.autocast(self.args.device.type, torch.bfloat16, self.args.bf16, cache_enabled=kept)
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         """Keep the log entry on the device; read all entries when it is time, and before an evaluation or a save."""
