@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 37_478, "lines of code": 26_304, "modules": 217, "modules with one importer": 38,
-          "imports per module, mean": 6.44, "imports per module, highest": 16, "lines reached from train": 11_694,
-          "lines reached from evaluate": 6_546, "classes of settings": 46, "settings": 283}  # fmt: skip
+LIMITS = {"lines": 39_677, "lines of code": 27_902, "modules": 227, "modules with one importer": 46,
+          "imports per module, mean": 6.52, "imports per module, highest": 17, "lines reached from train": 14_413,
+          "lines reached from evaluate": 7_795, "classes of settings": 45, "settings": 285}  # fmt: skip
 
 
 def imports_of(tree, modules):

@@ -14,8 +14,7 @@ import torch
 from torch.nn.functional import softplus
 
 from bixse.losses.targets import GradedTargets
-from bixse.losses.tiles.bce import graded_bce
-from bixse.losses.tiles.products import has_kernel
+from bixse.losses.tiles.bce import graded_bce, has_kernel
 from helpers.batches import random_batch, relative_errors, value_and_gradients
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -15,7 +17,7 @@ from bixse.losses.tiles.products import (
     add_outer,
     add_product,
     blocks,
-    has_kernel,
+    has_wide_products,
     known_parts,
     multiply,
     product_dtype,
@@ -80,6 +82,26 @@ def graded_bce(
             queries.to(dtype), documents.to(dtype), scale, bias, targets, reduction, shape, rounded
         )
     return loss
+
+
+@cache
+def has_kernel(device: torch.device) -> bool:
+    """Return True if the Triton kernel runs on a device: an NVIDIA GPU that multiplies bf16."""
+    if not has_wide_products(device) or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:  # without Triton, without a C compiler, or on a GPU that this Triton does not know, it fails
+        from bixse.losses.targets import GradedTargets
+        from bixse.losses.tiles.kernel import add_kernel_tiles
+
+        ones, one = torch.ones(128, 64, device=device), torch.ones((), device=device)
+        index = torch.zeros(1, dtype=torch.long, device=device)
+        sums = Sums.empty(ones, ones, (True, True, False, False), torch.empty_like)
+        targets = GradedTargets(index, index, one[None], (128, 128))
+        add_kernel_tiles(sums, ones, ones, one, one, targets, (128, 128))
+    except Exception as error:
+        warnings.warn(f"loss: the Triton kernel does not run here ({error}), so slower operations do", stacklevel=2)
+        return False
+    return True
 
 
 def _on_host(embeddings: Tensor, rounded: torch.dtype) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,27 +48,6 @@ def product_dtype(products: Setting, device: torch.device, embeddings: torch.dty
 def has_wide_products(device: torch.device) -> bool:
     """Return True if `torch.mm` takes `out_dtype` on a device."""
     return device.type == "cuda" and not torch.version.hip and "dtype_out" in torch.ops.aten.addmm.overloads()
-
-
-@cache
-def has_kernel(device: torch.device) -> bool:
-    """Return True if the Triton kernel runs on a device: an NVIDIA GPU that multiplies bf16."""
-    if not has_wide_products(device) or torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    try:  # without Triton, without a C compiler, or on a GPU that this Triton does not know, it fails
-        from bixse.losses.targets import GradedTargets
-        from bixse.losses.tiles.kernel import add_kernel_tiles
-        from bixse.losses.tiles.sums import Sums
-
-        ones, one = torch.ones(128, 64, device=device), torch.ones((), device=device)
-        index = torch.zeros(1, dtype=torch.long, device=device)
-        sums = Sums.empty(ones, ones, (True, True, False, False), torch.empty_like)
-        targets = GradedTargets(index, index, one[None], (128, 128))
-        add_kernel_tiles(sums, ones, ones, one, one, targets, (128, 128))
-    except Exception as error:
-        warnings.warn(f"loss: the Triton kernel does not run here ({error}), so slower operations do", stacklevel=2)
-        return False
-    return True
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:

@@ -221,8 +221,8 @@ class GradedTrainer(SentenceTransformerTrainer):
     def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
         """Compute the embeddings of a step in one autocast, so that its passes round each weight once."""
         # each pass gathers sharded weights anew: rounded ones that were kept would never be freed
-        kept = not is_sharded(self.loss)
-        return torch.autocast(self.args.device.type, torch.bfloat16, self.args.bf16, cache_enabled=kept)
+        reused = not is_sharded(self.loss)
+        return torch.autocast(self.args.device.type, torch.bfloat16, self.args.bf16, cache_enabled=reused)
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         """Keep the log entry on the device; read all entries when it is time, and before an evaluation or a save."""
