@@ -140,7 +140,7 @@ def test_known_entries_in_any_order_and_without_known_entries(device, entries, m
 
 def test_the_check_before_the_first_use_runs_the_kernels(device, monkeypatch):
     if device == "cpu":
-        monkeypatch.setattr("bixse.losses.tiles.products.has_wide_products", lambda device: True)
+        monkeypatch.setattr("bixse.losses.tiles.bce.has_wide_products", lambda device: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
