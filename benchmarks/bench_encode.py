@@ -103,7 +103,7 @@ def best_way(model: SentenceTransformer, texts: Sequence[str]) -> tuple[Sentence
     part = list(texts[:: max(1, len(texts) // (2048 if device == "cuda" else 128))])
     ways = list(product([model, copy.deepcopy(model).bfloat16()] if device == "cuda" else [model], SIZES[device]))
     if device == "cuda":
-        encoded(*ways[-1], part)  # the first run loads kernels
+        encoded(ways[-1][0], part, ways[-1][1])  # the first run loads kernels
     seconds = [timed(lambda way=way: encoded(way[0], part, way[1])).seconds for way in ways]
     return ways[int(np.argmin(seconds))]
 
