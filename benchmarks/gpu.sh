@@ -30,7 +30,9 @@ for part in "${parts[@]}"; do
       if [ -n "${DECODER:-}" ]; then
         table decoder train --model "$DECODER" --documents 2 --max-lengths 96 --batch-size 256
       fi ;;
-    resume) timed resume tests tests/training/test_on_a_gpu.py -m "gpu or not gpu" ;;
+    resume)
+      if [ -n "$quick" ]; then timed resume tests tests/training/test_on_a_gpu.py
+      else timed resume tests tests/training/test_on_a_gpu.py -m gpu; fi ;;
     quickstart)
       if [ -n "$quick" ]; then timed quickstart "$python" -m bixse quickstart --help
       else timed quickstart "$python" -m bixse quickstart --out "$out/quickstart"; fi ;;

@@ -1,6 +1,7 @@
 import argparse
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -193,3 +194,29 @@ def test_memory_of_training_is_that_of_adam_and_the_states(method):
     assert done.returncode == 0, done.stderr
     moments = 2 * 22.7e6 * 4 / 2**20
     assert moments < float(done.stdout) < 3 * moments
+
+
+def gpu(out, *parts):
+    """Rehearse the script that takes all figures of a GPU, with this Python."""
+    command = ["bash", str(FOLDER / "gpu.sh"), str(out), "--rehearse", *parts]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [["quickstart", "resume"], pytest.param(["loss", "search", "encode", "train", "tests"], marks=pytest.mark.slow)],
+)
+def test_the_figures_of_a_gpu_can_be_rehearsed(tmp_path, parts):
+    done = gpu(tmp_path / "figures", *parts)
+    assert done.returncode == 0, done.stdout
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == parts
+    tables = {path.stem for path in (tmp_path / "figures").glob("*.csv")}
+    assert tables == {"loss", "search", "encode", "train"} & set(parts)
+
+
+def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
+    done = gpu(tmp_path, "nothing", "quickstart")
+    assert done.returncode == 1
+    assert "nothing: no such part" in done.stdout
+    assert "quickstart: done" in done.stdout
