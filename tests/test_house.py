@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 39_677, "lines of code": 27_902, "modules": 227, "modules with one importer": 46,
-          "imports per module, mean": 6.52, "imports per module, highest": 17, "lines reached from train": 14_413,
+LIMITS = {"lines": 39_681, "lines of code": 27_905, "modules": 227, "modules with one importer": 46,
+          "imports per module, mean": 6.52, "imports per module, highest": 17, "lines reached from train": 14_417,
           "lines reached from evaluate": 7_795, "classes of settings": 45, "settings": 285}  # fmt: skip
 
 

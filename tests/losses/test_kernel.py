@@ -55,6 +55,7 @@ def device(request, monkeypatch):
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_tensor)
     monkeypatch.setattr("bixse.losses.tiles.bce.has_kernel", lambda device: True)
     monkeypatch.setattr("bixse.losses.tiles.kernel.ENTRIES", 256)  # a program takes 20 ms
+    monkeypatch.setattr("bixse.losses.tiles.kernel.DESCRIBED_FROM", 128 * 128)
     if request.param == "descriptors":
         monkeypatch.setattr("bixse.losses.tiles.kernel._has_descriptors", lambda device: True)
     return "cpu"

@@ -91,13 +91,14 @@ def has_kernel(device: torch.device) -> bool:
         return False
     try:  # without Triton, without a C compiler, or on a GPU that this Triton does not know, it fails
         from bixse.losses.targets import GradedTargets
-        from bixse.losses.tiles.kernel import add_kernel_tiles
+        from bixse.losses.tiles.kernel import DESCRIBED_FROM, add_kernel_tiles
 
-        ones, one = torch.ones(128, 64, device=device), torch.ones((), device=device)
+        side = math.isqrt(DESCRIBED_FROM - 1) + 1  # the smallest tile that takes every branch
+        ones, one = torch.ones(side, 64, device=device), torch.ones((), device=device)
         index = torch.zeros(1, dtype=torch.long, device=device)
         sums = Sums.empty(ones, ones, (True, True, False, False), torch.empty_like)
-        targets = GradedTargets(index, index, one[None], (128, 128))
-        add_kernel_tiles(sums, ones, ones, one, one, targets, (128, 128))
+        targets = GradedTargets(index, index, one[None], (side, side))
+        add_kernel_tiles(sums, ones, ones, one, one, targets, (side, side))
     except Exception as error:
         warnings.warn(f"loss: the Triton kernel does not run here ({error}), so slower operations do", stacklevel=2)
         return False

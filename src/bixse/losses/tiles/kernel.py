@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ROWS, COLUMNS, DEPTH = 128, 128, 64
 """Entries of one program. Two programs fit a multiprocessor: one multiplies while the other computes sigma."""
+DESCRIBED_FROM = 2**25
+"""Entries of a tile with descriptors. The host makes them for longer than a card works at a smaller tile."""
 ENTRIES = 4
 """Known entries of one program. Entries of one query in a row share one addition to its gradient."""
 ALIGNED = 16
@@ -232,7 +234,8 @@ class KernelTiles:
         q, d = self.rounded[0][rows], self.rounded[1][columns]
         sigma = self._sigma[: len(q) * self._stride].view(-1, self._stride)[:, : len(d)]
         tile, dimensions, total = (q, d, sigma), q.shape[1], self.parts.shape[1]
-        described = _has_descriptors(q.device) and dimensions % 8 == 0 and min(len(q), len(d)) >= ROWS
+        fits = dimensions % 8 == 0 and min(len(q), len(d)) >= ROWS and len(q) * len(d) >= DESCRIBED_FROM
+        described = fits and _has_descriptors(q.device)
         if described:
             boxes = [ROWS, DEPTH], [COLUMNS, DEPTH], [ROWS, COLUMNS]
             tile = tuple(TensorDescriptor.from_tensor(*part) for part in zip(tile, boxes, strict=True))
