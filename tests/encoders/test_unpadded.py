@@ -215,6 +215,34 @@ def test_a_model_that_takes_no_flat_texts_is_read_with_padding(tiny_model, witho
     assert "passes are padded: AssertionError: of tokens" in caplog.text
 
 
+def test_the_comparison_holds_inside_the_wrapper_of_a_trainer(tiny_model, without_padding, monkeypatch):
+    """accelerate computes the encoder's forward in an autocast that none outside can leave."""
+
+    def rounded_otherwise(*arguments):
+        attended = reference(*arguments)
+        return attended + 2**-6 * attended.abs().mean() * torch.randn_like(attended)  # as the kernel of a GPU does
+
+    reference = unpadded._per_text
+    torch.manual_seed(0)
+    monkeypatch.setattr(unpadded, "_per_text", rounded_otherwise)
+    monkeypatch.setattr(tiny_model, "forward", torch.autocast("cpu", torch.bfloat16)(tiny_model.forward))
+    with without_padding(), autocast("cpu", "bfloat16"), torch.no_grad():
+        embed_features(tiny_model, tiny_model.preprocess(TEXTS))
+    assert verdicts(tiny_model) == {None: True}
+
+
+def test_the_comparison_leaves_no_rounded_weights_behind(tiny_model, without_padding):
+    features = tiny_model.preprocess(TEXTS)
+    with without_padding(), autocast("cpu", "bfloat16"):
+        passes_of(tiny_model, tiny_model.device).take(tiny_model, features)
+        with torch.no_grad():
+            for parameter in tiny_model.parameters():
+                parameter.mul_(1.5)
+        after = embed_features(tiny_model, features)
+    with without_padding(), autocast("cpu", "bfloat16"):
+        torch.testing.assert_close(after, embed_features(tiny_model, features), rtol=0, atol=0)
+
+
 def test_other_attention_other_devices_and_float32_are_left_alone(tiny_model, without_padding, monkeypatch):
     features = tiny_model.preprocess(TEXTS)
     assert not unpadded.is_possible(tiny_model, features, torch.device("cpu"))
