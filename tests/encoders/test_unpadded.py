@@ -1,5 +1,6 @@
 """Texts that are read without padding have the embeddings and gradients that they have with padding."""
 
+import pickle
 from contextlib import contextmanager
 
 import numpy as np
@@ -264,6 +265,8 @@ def test_reading_without_padding_leaves_the_model_as_it_is_saved_encoded_and_key
     assert verdicts(tiny_model) == {None: True}
     np.testing.assert_array_equal(tiny_model.encode(TEXTS), expected)
     assert embeddings_key(tiny_model) == key
+    assert unpadded.NAME.encode() not in pickle.dumps(tiny_model)  # as `encode` sends it to processes of other GPUs
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(tiny_model)).encode(TEXTS), expected)
     tiny_model.save_pretrained(str(tmp_path / "model"))
     assert unpadded.NAME not in "".join(path.read_text() for path in (tmp_path / "model").rglob("*.json"))
     switch_attention(tiny_model, None)

@@ -30,7 +30,16 @@ Features: TypeAlias = Mapping[str, Any]
 For static embeddings, `input_ids` holds the tokens of all texts in one row, and `offsets` (N,) their starts."""
 Encoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Tensor]]
 """A SentenceTransformer, or the distributed wrapper around one."""
-NAME = "bixse_varlen"
+
+
+class _Name(str):
+    """A name that is pickled as "sdpa", since the processes of `encode` on several GPUs do not know it."""
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, ("sdpa",)
+
+
+NAME = _Name("bixse_varlen")
 """Name of the attention among those of transformers."""
 LENGTHS = (3, 40, 11)
 """Tokens of texts that are read with and without padding for comparison; a text as long as the model reads follows."""
