@@ -1,5 +1,6 @@
 """Texts that are read without padding have the embeddings and gradients that they have with padding."""
 
+import pickle
 from contextlib import contextmanager
 
 import numpy as np
@@ -215,6 +216,34 @@ def test_a_model_that_takes_no_flat_texts_is_read_with_padding(tiny_model, witho
     assert "passes are padded: AssertionError: of tokens" in caplog.text
 
 
+def test_the_comparison_holds_inside_the_wrapper_of_a_trainer(tiny_model, without_padding, monkeypatch):
+    """accelerate computes the encoder's forward in an autocast that none outside can leave."""
+
+    def rounded_otherwise(*arguments):
+        attended = reference(*arguments)
+        return attended + 2**-6 * attended.abs().mean() * torch.randn_like(attended)  # as the kernel of a GPU does
+
+    reference = unpadded._per_text
+    torch.manual_seed(0)
+    monkeypatch.setattr(unpadded, "_per_text", rounded_otherwise)
+    monkeypatch.setattr(tiny_model, "forward", torch.autocast("cpu", torch.bfloat16)(tiny_model.forward))
+    with without_padding(), autocast("cpu", "bfloat16"), torch.no_grad():
+        embed_features(tiny_model, tiny_model.preprocess(TEXTS))
+    assert verdicts(tiny_model) == {None: True}
+
+
+def test_the_comparison_leaves_no_rounded_weights_behind(tiny_model, without_padding):
+    features = tiny_model.preprocess(TEXTS)
+    with without_padding(), autocast("cpu", "bfloat16"):
+        passes_of(tiny_model, tiny_model.device).take(tiny_model, features)
+        with torch.no_grad():
+            for parameter in tiny_model.parameters():
+                parameter.mul_(1.5)
+        after = embed_features(tiny_model, features)
+    with without_padding(), autocast("cpu", "bfloat16"):
+        torch.testing.assert_close(after, embed_features(tiny_model, features), rtol=0, atol=0)
+
+
 def test_other_attention_other_devices_and_float32_are_left_alone(tiny_model, without_padding, monkeypatch):
     features = tiny_model.preprocess(TEXTS)
     assert not unpadded.is_possible(tiny_model, features, torch.device("cpu"))
@@ -236,6 +265,8 @@ def test_reading_without_padding_leaves_the_model_as_it_is_saved_encoded_and_key
     assert verdicts(tiny_model) == {None: True}
     np.testing.assert_array_equal(tiny_model.encode(TEXTS), expected)
     assert embeddings_key(tiny_model) == key
+    assert unpadded.NAME.encode() not in pickle.dumps(tiny_model)  # as `encode` sends it to processes of other GPUs
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(tiny_model)).encode(TEXTS), expected)
     tiny_model.save_pretrained(str(tmp_path / "model"))
     assert unpadded.NAME not in "".join(path.read_text() for path in (tmp_path / "model").rglob("*.json"))
     switch_attention(tiny_model, None)

@@ -112,3 +112,12 @@ def test_a_state_whose_parameter_was_beta_itself_is_read_as_beta():
     twin = copy.deepcopy(loss)
     twin.load_state_dict(loss.state_dict())
     assert torch.equal(twin.scaled_bias, loss.scaled_bias)
+
+
+@pytest.mark.parametrize("options", [{"bias_lr_multiplier": 10.0}, {"learn_bias": False}])
+def test_a_loss_with_another_multiplier_reads_the_same_beta(options):
+    saved, loss = BiXSELoss(nn.Identity(), bias=-9.0, **options), BiXSELoss(nn.Identity())
+    loss.load_state_dict(saved.state_dict())
+    assert loss.logit_bias.item() == pytest.approx(-9.0)
+    saved.load_state_dict(loss.state_dict())
+    assert saved.logit_bias.item() == pytest.approx(-9.0)

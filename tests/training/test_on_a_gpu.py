@@ -19,7 +19,8 @@ def trained(path, pairs, folder, device, stop_at=None, **changes):
     """Train for eight steps, or resume if the folder has a checkpoint."""
     model = RelevanceModel(str(path), device=device)
     settings = {**STEPS, "learning_rate": 1e-3, "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
-    arguments = GradedTrainingArguments(str(folder), use_cpu=device == "cpu", bf16=True, **{**settings, **changes})
+    settings = {**settings, "bf16": True, **changes}
+    arguments = GradedTrainingArguments(str(folder), use_cpu=device == "cpu", **settings)
     stop = After(stop_at, lambda control: setattr(control, "should_training_stop", True)) if stop_at else None
     trainer = GradedTrainer(model, arguments, pairs, BiXSELoss(model), callbacks=[stop] if stop else None)
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
@@ -41,6 +42,19 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tiny_model_path, graded_pair
         torch.use_deterministic_algorithms(False)
     assert resumed.state.global_step == whole.state.global_step == 8
     assert torch.equal(weights_of(whole), weights_of(resumed))
+
+
+@pytest.mark.gpu
+def test_float16_is_scaled_by_the_library(tiny_model_path, graded_pairs, tmp_path):
+    start = weights_of(
+        trained(tiny_model_path, graded_pairs, tmp_path / "start", "cuda", max_steps=1, learning_rate=0.0)
+    )
+    moved = [
+        weights_of(trained(tiny_model_path, graded_pairs, tmp_path / name, "cuda", bf16=bf16, fp16=not bf16)) - start
+        for name, bf16 in (("bf16", True), ("float16", False))
+    ]
+    # gradients that are clipped while they are scaled vanish behind Adam's eps
+    assert float(moved[1].norm() / moved[0].norm()) == pytest.approx(1, rel=0.5)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,5 @@
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from bixse.encoders.relevance_model import RelevanceModel
 from bixse.losses import InfoNCELoss
 from bixse.training.config import TrainConfig
 from bixse.training.dry_run import plan_training
-from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, ReadAhead
+from bixse.training.loop.batches import BATCHES_AHEAD, BatchPlan, GradedCollator, GroupDataset, ReadAhead
 from bixse.training.loop.tokens import Tokenisation
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
@@ -198,11 +199,12 @@ class TestStored:
         numbers.append(len(self.tokenised(tiny_model, tmp_path)))
         assert numbers == [2, 4, 5, 7, 9]
 
-    def test_a_file_that_was_cut_is_made_again(self, tiny_model, tmp_path):
+    @pytest.mark.parametrize("left", [lambda size: size // 8 * 4, lambda size: size - 1, lambda size: 0])
+    def test_a_file_that_was_cut_is_made_again(self, tiny_model, tmp_path, left):
         self.tokenised(tiny_model, tmp_path)
         contents = {path: path.read_bytes() for path in tmp_path.rglob("*.tokens")}
         for path, content in contents.items():
-            path.write_bytes(content[: len(content) // 8 * 4])
+            path.write_bytes(content[: left(len(content))])
         self.tokenised(tiny_model, tmp_path)
         assert {path: path.read_bytes() for path in contents} == contents
 
@@ -221,13 +223,14 @@ class TestStored:
         collate.tokenise(cache=tmp_path)
         assert collate.is_tokenised
 
-    def test_a_run_of_few_steps_tokenises_its_own_texts(self, tiny_model, tmp_path, calls):
+    def test_a_run_of_few_steps_tokenises_its_own_texts_and_those_made_ahead(self, tiny_model, tmp_path):
         pairs = mixed_pairs()
         trainer = trainer_of(tiny_model, tmp_path, data=pairs, per_device_train_batch_size=2, documents_per_query=1)
         trainer.train()
         sizes = {kind: len(part.numbers) for (kind, _), part in trainer.data_collator.tokens.items()}
-        assert sizes["query"] == 2 and sizes["document"] <= 2
-        assert trainer.data_collator.token_bytes() > 10 * sum(
+        texts = 2 * (1 + BATCHES_AHEAD)
+        assert 0 < sizes["query"] <= texts and 0 < sizes["document"] <= texts
+        assert trainer.data_collator.token_bytes() > 2 * sum(
             part.nbytes for part in trainer.data_collator.tokens.values()
         )
 
@@ -282,6 +285,25 @@ class TestReadAhead:
         with pytest.raises(error):
             trainer.train()
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("bixse-batches")]
+
+    def test_the_thread_never_uses_the_tokenizer_not_even_after_the_last_step(self, tiny_model, tmp_path, monkeypatch):
+        trainer = trainer_of(tiny_model, tmp_path, data=mixed_pairs(), per_device_train_batch_size=2)
+        threads, preprocess = set(), RelevanceModel.preprocess
+
+        def noted(*args, **kwargs):
+            threads.add(threading.current_thread())
+            return preprocess(*args, **kwargs)
+
+        def slow(*args, **kwargs):
+            for batch in list(trainer._ahead._made):
+                batch.result()
+            return step(*args, **kwargs)
+
+        step = GradedTrainer.training_step
+        monkeypatch.setattr(RelevanceModel, "preprocess", noted)
+        monkeypatch.setattr(GradedTrainer, "training_step", partial(slow, trainer))
+        trainer.train()
+        assert threads == {threading.main_thread()}
 
     def test_an_error_of_the_collator_ends_the_run(self, tiny_model, tmp_path):
         trainer = trainer_of(tiny_model, tmp_path, data=mixed_pairs(), per_device_train_batch_size=4)

@@ -65,6 +65,21 @@ def fresh(path):
     return RelevanceModel(str(path), device="cpu")
 
 
+@pytest.mark.parametrize("launched", [False, True])
+def test_bf16_of_the_arguments_or_of_the_launcher(tiny_model, graded_pairs, tmp_path, monkeypatch, launched):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16" if launched else "no")
+    trainer = make_trainer(tiny_model, graded_pairs, tmp_path, bf16=not launched, max_steps=1, use_cpu=True)
+    layer, seen, pooled = tiny_model[0].auto_model.encoder.layer[0].output.dense, [], []
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    trainer.train()
+    assert len(seen) > 1 and {output.dtype for output in seen} == {torch.bfloat16}
+    # each pass rounds the weights anew, so that gradients of many passes are added in float32
+    with trainer.autocast_smart_context_manager():
+        pooled += [layer(torch.ones(1, 64)) for _ in range(2)]
+    casts = [next(part for part, _ in output.grad_fn.next_functions if "ToCopy" in part.name()) for output in pooled]
+    assert casts[0] is not casts[1]
+
+
 @pytest.mark.parametrize("learn_scale", [False, True])
 def test_the_scale_and_the_bias_take_no_weight_decay_and_no_rate_of_their_own(
     tiny_model, graded_pairs, tmp_path, learn_scale

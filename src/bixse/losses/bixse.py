@@ -89,6 +89,9 @@ class BiXSELoss(GradedLoss):
         if self.multiplier > 0:
             self.scaled_bias.register_post_accumulate_grad_hook(_average_gradient)
         self.set_bias(0.0 if isinstance(bias, str) else bias)
+        self.saved_multiplier: Tensor
+        # with the bias, so that a loss with another multiplier reads the same beta
+        self.register_buffer("saved_multiplier", torch.tensor(self.multiplier or 1.0))
         self.bias_is_set: Tensor
         # a buffer, so that a resumed run does not fit the bias again; each step reads the attribute, as reading the
         # buffer would make a GPU wait
@@ -120,6 +123,10 @@ class BiXSELoss(GradedLoss):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         if f"{prefix}logit_bias" in state:  # saved when beta itself was the parameter
             state[f"{prefix}scaled_bias"] = state.pop(f"{prefix}logit_bias") / (self.multiplier or 1.0)
+        elif f"{prefix}saved_multiplier" in state:
+            ratio = state[f"{prefix}saved_multiplier"].to(self.saved_multiplier) / self.saved_multiplier
+            state[f"{prefix}scaled_bias"] = state[f"{prefix}scaled_bias"].to(ratio.device) * ratio
+        state[f"{prefix}saved_multiplier"] = self.saved_multiplier
         super()._load_from_state_dict(state, prefix, *args)
 
     @property

@@ -188,15 +188,16 @@ def _stored(path: Path | None, number: int, write: Callable[[BinaryIO], None]) -
     """Return the content of a file of `number` texts, which is written first if it is missing or damaged."""
     if path is not None:
         # without a cache folder that can be written, the tokens are in a file that is deleted with the process
-        with suppress(StorageError):
+        with suppress(StorageError), storage_errors(path):
             for _ in range(2):
                 if not path.is_file():
                     with atomic_file(path) as file:
                         write(file)
-                content = np.memmap(path, np.int32, "r")
-                if content[-number:].sum() == len(content) - number:
-                    return content
-                path.unlink()
+                with suppress(ValueError):  # of an empty file, or of one that ends inside a number
+                    content = np.memmap(path, np.int32, "r")
+                    if content[-number:].sum() == len(content) - number:
+                        return content
+                path.unlink(missing_ok=True)
     folder = Path(tempfile.gettempdir())
     with storage_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
         write(file)

@@ -33,7 +33,7 @@ from bixse.files.files import cache_folder, storage_errors, write_hashes
 from bixse.losses import BiXSELoss, GradedLoss, GradedTargets
 from bixse.training.config import DIVERGED_FILE
 from bixse.training.distributed import average_gradients, raise_together
-from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, ReadAhead, prompts_of
+from bixse.training.loop.batches import BATCHES_AHEAD, BatchPlan, GradedCollator, GroupDataset, ReadAhead, prompts_of
 from bixse.training.loop.checkpoints import ProgressBar, check_checkpoint, load_loss_state, save_loss_state
 from bixse.training.loop.figures import Batch, UnreadFigures
 from bixse.training.loop.tokens import Tokenisation
@@ -134,8 +134,9 @@ class GradedTrainer(SentenceTransformerTrainer):
             callbacks=callbacks,
             data_collator=collator,  # type: ignore[arg-type]
         )
-        # a step has an autocast of its own; the library's is inside the encoder's forward, where none can leave it
-        self.accelerator.native_amp = False
+        if self._in_bf16():
+            # a step has an autocast of its own; the library's is inside the encoder's forward, where none can leave it
+            self.accelerator.native_amp = False
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         if args.world_size > 1:
@@ -157,7 +158,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         batches, rows = self.args.max_steps * self.args.gradient_accumulation_steps, None
         if 0 < batches < len(self.plan):
             drawn = GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
-            chosen = chain.from_iterable(islice(self.plan.of_epoch(0), batches))
+            # and of the batches that the thread makes after the last step, for which it must not use the tokenizer
+            chosen = chain.from_iterable(islice(self.plan.of_epoch(0), batches + BATCHES_AHEAD))
             rows = np.concatenate([drawn[index].rows for index in chosen])
         shown = any(isinstance(callback, ProgressBar) for callback in self.callback_handler.callbacks)
         self.data_collator.tokenise(rows, self.token_cache, "tokenise" if shown else None)
@@ -219,10 +221,16 @@ class GradedTrainer(SentenceTransformerTrainer):
         return loss
 
     def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
-        """Compute the embeddings of a step in one autocast, so that its passes round each weight once."""
-        # each pass gathers sharded weights anew: rounded ones that were kept would never be freed
-        reused = not is_sharded(self.loss)
-        return torch.autocast(self.args.device.type, torch.bfloat16, self.args.bf16, cache_enabled=reused)
+        """Compute the embeddings of a step in one autocast, so that its passes on a GPU round each weight once."""
+        device = self.args.device.type
+        # each pass gathers sharded weights anew: rounded ones that were kept would never be freed. The gradients of a
+        # weight that several passes share are added in bf16: a GPU has few passes, and a CPU many
+        reused = device != "cpu" and not is_sharded(self.loss)
+        return torch.autocast(device, torch.bfloat16, self._in_bf16(), cache_enabled=reused)
+
+    def _in_bf16(self) -> bool:
+        # by the arguments or by the launcher; float16 is left to the library, which scales its gradients
+        return str(self.accelerator.mixed_precision) == "bf16"
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         """Keep the log entry on the device; read all entries when it is time, and before an evaluation or a save."""
