@@ -105,9 +105,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         _ = args.device  # sets n_gpu, which the next line overrides: DataParallel would split batches
         args._n_gpu = min(1, args.n_gpu)
         args.logging_nan_inf_filter = False  # it would read the loss of every step, and log earlier losses for NaN
-        if is_sharded(loss):
-            rates = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
-            args.learning_rate_mapping = {**rates, **_unsharded_rates(args, loss)}
+        rates = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
+        args.learning_rate_mapping = {**rates, **_rates(args, loss)}
         if not isinstance(train_dataset, GradedPairs):
             train_dataset = GradedPairs.from_dataset(train_dataset)
         self.pairs = train_dataset
@@ -357,9 +356,14 @@ class _EpochLoader(DataLoader[Any]):
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
-def _unsharded_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
-    """Return the learning rate, by exact name, of the unsharded parameters of a loss on a sharded encoder."""
-    # an optimizer refuses unsharded and sharded weights in one group
-    named = loss.named_parameters()
-    unsharded = [name for name, part in named if part.requires_grad and not isinstance(part, DTensor)]
-    return {rf"^{re.escape(name)}$": args.learning_rate for name in unsharded}
+def _rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
+    """Return the learning rate, by exact name, of the parameters that need an optimizer group of their own."""
+    # those of the loss always: a run may go on with one process, which shards nothing, and needs the same groups; an
+    # optimizer refuses unsharded and sharded weights in one group
+    sharded = is_sharded(loss)
+    names = [
+        name
+        for name, part in loss.named_parameters()
+        if part.requires_grad and (not name.startswith("model.") or (sharded and not isinstance(part, DTensor)))
+    ]
+    return {rf"^{re.escape(name)}$": args.learning_rate for name in names}
