@@ -3,11 +3,21 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 import bixse
+from bixse.data.collection import load_collection
+from bixse.data.pairs_files import load_graded_pairs
+from bixse.errors import InputError, InterruptedRunError
+from bixse.training.config import TrainConfig
+from bixse.training.loop.checkpoints import StopOnInterrupt
+from bixse.training.recipe import train_into
 
 ACTIONS = """
 copy move delete rename open close read write list sort search replace split join parse format encode decode compress
@@ -22,7 +32,7 @@ things = ("folder", "file", "archive", "stream")
 corpus = {f"{word}-{thing}": {"title": word, "text": f"to {word} a {thing}"} for word in ACTIONS for thing in things}
 corpus["text"] = "a document without a title"
 queries = {f"train {word}-{thing}": f"{word} one {thing}" for word in ACTIONS for thing in things[:2]}
-dev_queries = {f"dev {word}-{thing}": f"{word} the {thing}" for word in ACTIONS for thing in things[:2]}
+dev_queries = {f"dev-{word}-{thing}": f"{word} the {thing}" for word in ACTIONS for thing in things[:2]}
 dev_qrels = {query: {query[4:]: 3, f"{query[4:].split('-')[0]}-stream": 1} for query in dev_queries}
 dev = (dev_queries, corpus, dev_qrels)
 
@@ -38,6 +48,9 @@ train_set = grades.to_dataset()
 assert train_set.column_names == ["query", "document", "label"]
 
 base = bixse.evaluate(MODEL, dev)
+trained = bixse.train(MODEL, grades, dev=dev, num_train_epochs=1, global_batch_size=8, seed=0)
+print(trained)
+assert trained.model.head is not None and bixse.evaluate(trained.model, dev)["nDCG@10"] > 0.5
 model = SentenceTransformer(MODEL)
 loss = bixse.BiXSELoss(model)
 evaluator = bixse.GradedInformationRetrievalEvaluator(dev_queries, corpus, relevant_docs=dev_qrels, name="dev")
@@ -92,9 +105,77 @@ def test_the_script_runs_offline_in_a_fresh_home_and_leaves_only_what_was_asked_
     assert "nDCG@10" in ended.stdout and "better / worse" in ended.stdout
 
 
+SHORT = {"num_train_epochs": 1, "global_batch_size": 8, "learning_rate": 2e-3, "verbose": False}
+
+
+@pytest.fixture
+def objects(actions, tmp_path, monkeypatch):
+    """The training pairs as a frame, and the collection; temporary folders are made in the folder `temporary`."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return load_graded_pairs(actions.parent / "pairs.jsonl").to_pandas(), load_collection(actions)
+
+
+def test_training_on_objects_gives_the_model_of_training_on_files(objects, student, actions, tmp_path, cache_path):
+    pairs, collection = objects
+    model = SentenceTransformer(str(student))
+    before = model.encode(["copy a file"])
+    dev = (collection.queries, collection.corpus, collection.qrels["dev"])
+    trained = bixse.train(model, pairs, dev=dev, guard=[actions], guard_split=("test",), **SHORT)
+    assert not list((tmp_path / "temporary").iterdir()) and not cache_path.exists()
+    options = {name: value for name, value in SHORT.items() if name != "verbose"}
+    files = {"pairs": actions.parent / "pairs.jsonl", "dev": actions, "guard": actions}
+    expected = train_into(TrainConfig(model=str(student), optimizer=options, **files), tmp_path / "run", False)
+    assert trained.history == expected.history and trained.merge.weight == expected.merge.weight
+    vectors = [each.encode(["copy a file"]) for each in (trained.model, SentenceTransformer(str(expected.model_path)))]
+    assert np.array_equal(*vectors) and np.array_equal(model.encode(["copy a file"]), before)
+    assert trained.folder is None and "merge weight" in str(trained) and "<table>" in trained._repr_html_()
+
+
+def test_training_objects_into_a_folder_continues_an_interrupted_run(objects, student, tmp_path, monkeypatch):
+    whole, ended = bixse.train(str(student), objects[0], **SHORT), StopOnInterrupt.on_step_end
+
+    def interrupted(self, args, state, control, **named):
+        self.requested = self.requested or state.global_step == 2
+        return ended(self, args, state, control, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopOnInterrupt, "on_step_end", interrupted)
+        for out in (None, tmp_path / "out"):
+            with pytest.raises(InterruptedRunError) as stopped:
+                bixse.train(str(student), objects[0], out=out, **SHORT)
+            assert stopped.value.model.encode(["copy a file"]).shape == (1, 16)
+    trained = bixse.train(str(student), objects[0], out=tmp_path / "out", **SHORT)
+    assert trained.history == whole.history and trained.folder == tmp_path / "out"
+    assert np.array_equal(trained.model.encode(["copy"]), whole.model.encode(["copy"]))
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+PAIR = {"query": "copy", "document": "shutil.copy", "relevance": 1.0}
+DEV = ({"q": "copy"}, {"d": "shutil.copy"}, {"q": {"d": 1}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reported"),
+    [
+        ({"model": TrainConfig(pairs="pairs.jsonl"), "pairs": "out"}, "got TrainConfig; expected a name.*bixse.train"),
+        ({"model": CrossEncoder}, "got ABCMeta; expected a name, a folder or a SentenceTransformer"),
+        ({"pairs": pandas.DataFrame([PAIR]).drop(columns="document")}, "add the column document"),
+        ({"pairs": [{**PAIR, "relevance": 3.0}]}, "got relevance 3; expected a number in"),
+        ({"pairs": 7}, "pairs: got int; expected a Dataset, a frame"),
+        ({"dev": (DEV[1], DEV[0], DEV[2])}, r"pass \(queries, corpus, qrels\) in this order"),
+        ({"dev": (*DEV[:2], {"q": {"e": 1}})}, "documents that the corpus lacks"),
+        ({"num_train_epoch": 2}, "did you mean 'optimizer.num_train_epochs'"),
+    ],
+)
+def test_wrong_objects_are_refused_at_the_call(changes, reported):
+    with pytest.raises(InputError, match=f"(?s){reported}"):
+        bixse.train(**{"model": "static:demo", "pairs": [PAIR], **changes})
+
+
 NAMES = """
 BiXSELoss BudgetReached Calibration Comparisons Evaluation GradedInformationRetrievalEvaluator GradedPairs Judge
-NotReachable SaveRelevanceHead calibrate calibrate_scores collection_task compare evaluate grade
+NotReachable SaveRelevanceHead Trained calibrate calibrate_scores collection_task compare evaluate grade train
 """.split()  # noqa: SIM905
 """Names of the script. Their examples run with the tests of their modules."""
 

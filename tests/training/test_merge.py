@@ -26,7 +26,7 @@ from bixse.training.dev_evaluation import Split, load_watched
 from bixse.training.loop.batches import BatchPlan, GroupDataset
 from bixse.training.merge import Change, MergeResult, _change, _choose, merge
 from bixse.training.merge_models import merge_models
-from bixse.training.recipe import train
+from bixse.training.recipe import train_into
 from helpers.command import call
 from helpers.toy import action_collection
 
@@ -67,7 +67,7 @@ def guarded(run_config, guarded_collection):
 
 @pytest.fixture
 def train_guarded(guarded, tmp_path):
-    return lambda out="out", **changes: train(guarded(**changes), tmp_path / out, progress=False)
+    return lambda out="out", **changes: train_into(guarded(**changes), tmp_path / out, progress=False)
 
 
 class TestRefused:
@@ -377,7 +377,7 @@ class TestModelsThatExist:
         """Two models trained from the tiny one with other seeds."""
         folder, short = tmp_path_factory.mktemp("tuned"), {"num_train_epochs": 1}
         configs = [run_config(dev=None, merge=None, seed=seed, optimizer=short) for seed in (0, 1)]
-        return [train(config, folder / str(config.seed), progress=False).model_path for config in configs]
+        return [train_into(config, folder / str(config.seed), progress=False).model_path for config in configs]
 
     def test_given_weights(self, tiny_model_path, tuned, tmp_path):
         first = merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75])

@@ -161,6 +161,22 @@ def load_collection(
     return Collection(folder.resolve().name, corpus, queries, qrels, tuple(warnings))
 
 
+def collection_folders(given: Any, folder: Path, split: str | Sequence[str]) -> tuple[Path, ...]:
+    """Return the folders of one collection or several, or of none.
+
+    Paths stay as they are. What `Collection.of` takes is written next to `folder`, with its judgements as `split`.
+    """
+    is_one = not isinstance(given, list | tuple) or any(isinstance(each, Mapping) for each in given)
+    several, paths = [given] if is_one and given is not None else given or (), []
+    for number, each in enumerate(several):
+        path = Path(each) if isinstance(each, str | Path) else folder if is_one else Path(f"{folder}-{number + 1}")
+        if not isinstance(each, str | Path):
+            part = split if isinstance(split, str) else split[min(number, len(split) - 1)]
+            save_collection(Collection.of(each, part), path)
+        paths.append(path)
+    return tuple(paths)
+
+
 def files_of_split(folder: Path, split: str) -> dict[str, Path]:
     """Return name -> path of the files that a split of a collection folder needs."""
     return {name: folder / name for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")}

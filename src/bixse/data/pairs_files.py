@@ -139,6 +139,16 @@ def as_pairs(given: Any, graded: bool = True) -> GradedPairs:
     return _checked(pairs, InvalidFileError(Path("pairs")), range(1, len(pairs) + 1))
 
 
+def pairs_files(given: Any, folder: Path) -> list[Path]:
+    """Return files of graded pairs: paths as they are, and pairs of another form of `as_pairs`, written to `folder`."""
+    several = given if isinstance(given, list | tuple) else [given]
+    if several and all(isinstance(each, str | Path) for each in several):
+        return [Path(each) for each in several]
+    file = folder / "pairs.parquet"
+    save_graded_pairs(as_pairs(given), file)
+    return [file]
+
+
 def load_several(paths: Sequence[str | Path]) -> GradedPairs:
     """Read graded pairs from one file, or from several files joined as in `GradedPairs.joined`, named by their files.
 

@@ -16,9 +16,9 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
     if options.dry_run:
         return _plan(config, options.folder)
     from bixse.training.dev_evaluation import dev_figures
-    from bixse.training.recipe import train
+    from bixse.training.recipe import train_into
 
-    result = train(config, options.folder)
+    result = train_into(config, options.folder)
     figures = dev_figures(result.history)
     precision = config.resolved().precision
     metrics: dict[str, Any] = {"best_step": result.best_step, "precision": precision}
