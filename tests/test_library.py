@@ -31,18 +31,15 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 things = ("folder", "file", "archive", "stream")
 corpus = {f"{word}-{thing}": {"title": word, "text": f"to {word} a {thing}"} for word in ACTIONS for thing in things}
 corpus["text"] = "a document without a title"
-queries = {f"train {word}-{thing}": f"{word} one {thing}" for word in ACTIONS for thing in things[:2]}
+queries = {f"train-{word}-{thing}": f"{word} one {thing}" for word in ACTIONS for thing in things[:2]}
 dev_queries = {f"dev-{word}-{thing}": f"{word} the {thing}" for word in ACTIONS for thing in things[:2]}
 dev_qrels = {query: {query[4:]: 3, f"{query[4:].split('-')[0]}-stream": 1} for query in dev_queries}
 dev = (dev_queries, corpus, dev_qrels)
 
-# mined pairs: bixse.mine takes settings and folders still
-mined = bixse.evaluate("bm25", (queries, corpus, {query: {query[6:]: 1} for query in queries})).run
-pairs = [{"query": queries[query], "document": " ".join(corpus[name].values())}
-         for query, hits in mined.items() for name in list(hits)[:4] if name != "text"]
+mined = bixse.mine(queries, corpus, retrievers=["bm25", MODEL], per_query=4)
 judge = bixse.Judge(lambda query, document: 3 if query.split()[-1] in document else 1, scale=(0, 3), name="word")
 assert judge("copy a folder", "shutil: copy a folder").relevance == 1.0
-grades = bixse.grade(pairs, judge)
+grades = bixse.grade(mined, judge)
 assert set(grades.to_pandas()["relevance"]) == {1 / 3, 1.0}
 train_set = grades.to_dataset()
 assert train_set.column_names == ["query", "document", "label"]
@@ -72,6 +69,13 @@ print(bixse.compare({"base": base, "bixse": tuned}, baseline="base").to_markdown
 assert compared.verdict in ("better", "no difference", "worse")
 few = [bixse.evaluate(each, (dev_queries, corpus, dict(list(dev_qrels.items())[:7]))) for each in (model, "bm25")]
 assert bixse.compare(few[0], baseline=few[1]).verdict == "cannot tell"
+
+merged = bixse.merge(MODEL, trained.model, dev=dev)
+assert merged.table["dev"].max() - merged.table["dev"][merged.weight] < 0.05 and merged.weight in merged.table.index
+print(merged)
+merged.model.save_pretrained("my-model")
+assert merged.model.rank("copy a folder", ["shutil.copytree", "copy a folder"])[0]["corpus_id"] == 1
+bixse.merge(MODEL, trained.model, weights=[0.5, 0.5], pairs=grades).model.relevance("copy", ["shutil.copy"])
 
 relevance = [dev_qrels[query].get(name, 0) / 3 for query, hits in tuned.run.items() for name in list(hits)[:10]]
 scores = [score for hits in tuned.run.values() for score in list(hits.values())[:10]]
@@ -151,6 +155,37 @@ def test_training_objects_into_a_folder_continues_an_interrupted_run(objects, st
     assert not list((tmp_path / "temporary").iterdir())
 
 
+def test_mined_pairs_of_objects_are_those_of_files(objects, student, actions, tmp_path):
+    collection = load_collection(actions)
+    options = {"per_query": 2, "verbose": False, "seed": 3}
+    model = SentenceTransformer(str(student))
+    known = objects[0]
+    mined = bixse.mine(collection.queries, collection.corpus, ["bm25", model], known=known, **options)
+    assert not list((tmp_path / "temporary").iterdir())
+    files = [actions / "queries.jsonl", actions / "corpus.jsonl", ["bm25", str(student)]]
+    again = bixse.mine(*files, known=actions.parent / "pairs.jsonl", out=tmp_path / "out", **options)
+    assert list(mined.rows()) == list(again.rows()) and (tmp_path / "out" / "run.json").exists()
+    asked = set(zip(mined.query_ids, mined.document_ids, strict=True))
+    assert len(asked) == len(mined) and not asked & set(zip(known["query_id"], known["document_id"], strict=True))
+    assert mined.to_pandas().columns.tolist() == ["query_id", "query", "document_id", "document"]
+    assert mined.to_dataset().column_names == ["query", "document"]
+    with pytest.raises(InputError, match=r"not graded\); expected relevance; fix: bixse.grade"):
+        bixse.train("static:demo", mined)
+
+
+def test_merged_objects_are_those_of_files(objects, student, actions, tmp_path):
+    trained = bixse.train(str(student), objects[0], merge=None, **SHORT)
+    models = (SentenceTransformer(str(student)), trained.model)
+    merged = bixse.merge(*models, dev=actions, verbose=False)
+    assert not list((tmp_path / "temporary").iterdir())
+    half = bixse.merge(*models, weights=[0.5, 0.5])
+    vectors = [model.encode("copy a file", normalize_embeddings=False) for model in (*models, half.model)]
+    assert np.allclose(vectors[2], (vectors[0] + vectors[1]) / 2, atol=1e-6)  # the mean of token embeddings is linear
+    base = bixse.evaluate(models[0], bixse.collection_task(actions, "dev"))
+    assert merged.table.index.tolist()[0] == 0 and merged.table.iloc[0, 0] == pytest.approx(base["nDCG@10"])
+    assert "*" in str(merged) and half.weight == 0.5 and str(half).splitlines()[2].split() == ["0.500", "*"]
+
+
 PAIR = {"query": "copy", "document": "shutil.copy", "relevance": 1.0}
 DEV = ({"q": "copy"}, {"d": "shutil.copy"}, {"q": {"d": 1}})
 
@@ -173,9 +208,21 @@ def test_wrong_objects_are_refused_at_the_call(changes, reported):
         bixse.train(**{"model": "static:demo", "pairs": [PAIR], **changes})
 
 
+def test_wrong_queries_corpus_and_models_are_refused_at_the_call():
+    with pytest.raises(InputError, match=r"got TrainConfig and str; expected two dictionaries.*bixse\.mine\("):
+        bixse.mine(TrainConfig(pairs="pairs.jsonl"), "out")
+    with pytest.raises(InputError, match=r"corpus: got .*; expected a text"):
+        bixse.mine({"q": "copy"}, {"d": 7})
+    with pytest.raises(InputError, match="got TrainConfig; expected a name"):
+        bixse.merge(TrainConfig(pairs="pairs.jsonl"), "out")
+    with pytest.raises(InputError, match="neither weights nor dev"):
+        bixse.merge("demo", "demo")
+
+
 NAMES = """
 BiXSELoss BudgetReached Calibration Comparisons Evaluation GradedInformationRetrievalEvaluator GradedPairs Judge
-NotReachable SaveRelevanceHead Trained calibrate calibrate_scores collection_task compare evaluate grade train
+Merged NotReachable SaveRelevanceHead Trained calibrate calibrate_scores collection_task compare evaluate grade merge
+mine train
 """.split()  # noqa: SIM905
 """Names of the script. Their examples run with the tests of their modules."""
 

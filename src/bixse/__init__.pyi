@@ -8,8 +8,6 @@ from .data.pairs_files import load_graded_pairs as load_graded_pairs
 from .data.pairs_files import load_pairs as load_pairs
 from .relevance import GradeScale as GradeScale
 from .preparing.mine import mine as mine
-from .preparing.mine_settings import MineConfig as MineConfig
-from .preparing.mine import MineResult as MineResult
 from .preparing.convert import convert as convert
 from .preparing.convert_settings import ConvertSettings as ConvertSettings
 
@@ -57,8 +55,8 @@ from .training.recipe import Trained as Trained
 from .training.config import TrainConfig as TrainConfig
 from .training.loop.trainer import GradedTrainer as GradedTrainer
 from .training.loop.trainer import GradedTrainingArguments as GradedTrainingArguments
-from .training.merge_models import merge_models as merge_models
-from .training.config import MergeModelsConfig as MergeModelsConfig
+from .training.merge_models import merge as merge
+from .training.merge_models import Merged as Merged
 
 # Probabilities: what a score means
 from .calibration.calibrate import calibrate as calibrate

@@ -27,7 +27,7 @@ from bixse.training.dry_run import plan_training
 from bixse.training.loop.batches import GradedCollator
 from bixse.training.loop.checkpoints import checkpoint_to_resume, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-from bixse.training.merge_models import merge_models
+from bixse.training.merge_models import merge_into
 from bixse.training.recipe import train_into
 from helpers.batches import QUICK
 from helpers.server_readers import text_embeddings_inference, vllm_before_september_2026
@@ -181,7 +181,7 @@ def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_pa
     trainer.train()
     trainer.save_model()
     average = MergeModelsConfig(models=[str(trained), str(tiny_model_path)], weights=[0.5, 0.5])
-    merged = merge_models(average, tmp_path / "merged").model_path
+    merged = merge_into(average, tmp_path / "merged").model_path
     folders = dict.fromkeys((trained, trained.parent / "tuned", merged), 16)
     folders |= dict.fromkeys((tmp_path / "plain" / "checkpoint-1", tmp_path / "plain"), 32)
     for folder, length in folders.items():

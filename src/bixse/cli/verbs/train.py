@@ -91,9 +91,9 @@ TRAIN = Verb(TrainConfig, Options, run_train, out=OUT, dry_run=DRY_RUN, first=FI
 
 def run_merge(config: MergeModelsConfig, options: ComputingOptions) -> CommandResult:
     """Merge models, and return the changes."""
-    from bixse.training.merge_models import merge_models
+    from bixse.training.merge_models import merge_into
 
-    merged = merge_models(config, options.folder, progress=True)
+    merged = merge_into(config, options.folder, progress=True)
     lines = [f"{'already merged' if merged.reused else 'merged'}: {merged.model_path}", *merged.result.lines()]
     artifacts = {"model": str(merged.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), asdict(merged.result), artifacts, merged.warnings)
