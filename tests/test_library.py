@@ -1,6 +1,10 @@
-"""The script of a user of sentence-transformers: objects in, objects out, offline, in a fresh home, no file left."""
+"""The script of a user of sentence-transformers: objects in, objects out, offline, in a fresh home, no file left.
+
+The Python of README.md and docs/python.md runs too.
+"""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -107,6 +111,18 @@ def test_the_script_runs_offline_in_a_fresh_home_and_leaves_only_what_was_asked_
     assert {path.name for path in work.iterdir()} == {"script.py", "out", "tuned.json", "my-model"}
     assert not [path for path in home.rglob("*") if "bixse" in path.name]
     assert "nDCG@10" in ended.stdout and "better / worse" in ended.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path):
+    text = (Path(__file__).parents[1] / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 2
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "verdict" in ended.stdout and {"my-model", "checkpoints"} <= {path.name for path in tmp_path.iterdir()}
 
 
 SHORT = {"num_train_epochs": 1, "global_batch_size": 8, "learning_rate": 2e-3, "verbose": False}

@@ -17,6 +17,7 @@ from .evaluation.evaluate import Evaluation as Evaluation
 from .evaluation.compare_evaluations import compare as compare
 from .evaluation.compare_evaluations import Comparisons as Comparisons
 from .evaluation.graded_evaluator import GradedInformationRetrievalEvaluator as GradedInformationRetrievalEvaluator
+from .data.collection import Collection as Collection
 from .data.collection import load_collection as load_collection
 from .evaluation.tasks import collection_task as collection_task
 from .evaluation.systems import EncoderSystem as EncoderSystem
