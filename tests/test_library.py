@@ -18,7 +18,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 import bixse
 from bixse.data.collection import load_collection
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.errors import InputError, InterruptedRunError
+from bixse.errors import InputError, InterruptedRunError, OutputExistsError
 from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import StopOnInterrupt
 from bixse.training.recipe import train_into
@@ -179,7 +179,9 @@ def test_mined_pairs_of_objects_are_those_of_files(objects, student, actions, tm
     mined = bixse.mine(collection.queries, collection.corpus, ["bm25", model], known=known, **options)
     assert not list((tmp_path / "temporary").iterdir())
     files = [actions / "queries.jsonl", actions / "corpus.jsonl", ["bm25", str(student)]]
-    again = bixse.mine(*files, known=actions.parent / "pairs.jsonl", out=tmp_path / "out", **options)
+    again = [
+        bixse.mine(*files, known=actions.parent / "pairs.jsonl", out=tmp_path / "out", **options) for _ in range(2)
+    ][1]
     assert list(mined.rows()) == list(again.rows()) and (tmp_path / "out" / "run.json").exists()
     asked = set(zip(mined.query_ids, mined.document_ids, strict=True))
     assert len(asked) == len(mined) and not asked & set(zip(known["query_id"], known["document_id"], strict=True))
@@ -194,7 +196,12 @@ def test_merged_objects_are_those_of_files(objects, student, actions, tmp_path):
     models = (SentenceTransformer(str(student)), trained.model)
     merged = bixse.merge(*models, dev=actions, verbose=False)
     assert not list((tmp_path / "temporary").iterdir())
-    half = bixse.merge(*models, weights=[0.5, 0.5])
+    half = bixse.merge(*models, weights=[0.5, 0.5], out=tmp_path / "out")
+    written = (tmp_path / "out" / "model" / "model.safetensors").stat().st_mtime_ns
+    assert bixse.merge(*models, weights=[0.5, 0.5], out=tmp_path / "out").weight == 0.5
+    assert (tmp_path / "out" / "model" / "model.safetensors").stat().st_mtime_ns == written
+    with pytest.raises(OutputExistsError, match=r"1/model/model\.safetensors"):
+        bixse.merge(models[0], models[0], weights=[0.5, 0.5], out=tmp_path / "out")
     vectors = [model.encode("copy a file", normalize_embeddings=False) for model in (*models, half.model)]
     assert np.allclose(vectors[2], (vectors[0] + vectors[1]) / 2, atol=1e-6)  # the mean of token embeddings is linear
     base = bixse.evaluate(models[0], bixse.collection_task(actions, "dev"))

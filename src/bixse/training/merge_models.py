@@ -120,9 +120,10 @@ def merge(
     """
     with work_folders(out, "merge") as (folder, run):
         several = tuned if isinstance(tuned, list | tuple) else [tuned]
+        models = folder if out is None else run  # the record of a run holds their paths
         config = MergeModelsConfig.of_options(
             settings,
-            models=[model_name(model, folder / f"model-{n}") for n, model in enumerate([base, *several])],
+            models=[model_name(model, models / f".model-{n}") for n, model in enumerate([base, *several])],
             dev=collection_folders(dev, folder / "dev", settings.get("dev_split", "dev")),
             guard=collection_folders(guard, folder / "guard", settings.get("guard_split", "test")),
             pairs=None if pairs is None else pairs_files(pairs, folder),
