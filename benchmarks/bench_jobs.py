@@ -161,11 +161,11 @@ def write_index(folder: Path) -> str:
 
 def mine_pairs(folder: Path, retriever: str) -> str:
     """Mine with the encoder or with the index."""
-    from bixse.preparing.mine import mine
+    from bixse.preparing.mine import mine_into
     from bixse.preparing.mine_settings import MineConfig
 
     config = MineConfig(collection=folder, retrievers=(str(folder / retriever),), cache="none")
-    return f"{mine(config, folder / 'out').pairs} pairs"
+    return f"{mine_into(config, folder / 'out').pairs} pairs"
 
 
 def bytes_of(*places: Path) -> str:

@@ -23,7 +23,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
 from bixse.evaluation.statistics import wilson_interval
 from bixse.preparing.candidates import Strategy, rank_band
-from bixse.preparing.mine import mine
+from bixse.preparing.mine import mine_into
 from bixse.preparing.mine_settings import MineConfig
 from bixse.preparing.mined_pairs import MINED_FILE
 from bixse.report.table import format_markdown
@@ -67,7 +67,7 @@ def main() -> None:
                 max_queries=given.max_queries,
             )
             out, names = Path(work) / "-".join([*retrievers, name]), " + ".join(retrievers)
-            mine(config, out)
+            mine_into(config, out)
             rows = pq.read_table(out / MINED_FILE).to_pylist()
             ranked = [(row["rank"], qrels[row["query_id"]].get(row["document_id"])) for row in rows]
             counts = Counter(grade for _, grade in ranked)

@@ -8,8 +8,6 @@ from .data.pairs_files import load_graded_pairs as load_graded_pairs
 from .data.pairs_files import load_pairs as load_pairs
 from .relevance import GradeScale as GradeScale
 from .preparing.mine import mine as mine
-from .preparing.mine_settings import MineConfig as MineConfig
-from .preparing.mine import MineResult as MineResult
 from .preparing.convert import convert as convert
 from .preparing.convert_settings import ConvertSettings as ConvertSettings
 
@@ -19,6 +17,7 @@ from .evaluation.evaluate import Evaluation as Evaluation
 from .evaluation.compare_evaluations import compare as compare
 from .evaluation.compare_evaluations import Comparisons as Comparisons
 from .evaluation.graded_evaluator import GradedInformationRetrievalEvaluator as GradedInformationRetrievalEvaluator
+from .data.collection import Collection as Collection
 from .data.collection import load_collection as load_collection
 from .evaluation.tasks import collection_task as collection_task
 from .evaluation.systems import EncoderSystem as EncoderSystem
@@ -53,11 +52,12 @@ from .losses.pairwise import PairwiseBCELoss as PairwiseBCELoss
 from .losses.relevance_head import SaveRelevanceHead as SaveRelevanceHead
 from .losses.relevance_head import save_relevance_head as save_relevance_head
 from .training.recipe import train as train
+from .training.recipe import Trained as Trained
 from .training.config import TrainConfig as TrainConfig
 from .training.loop.trainer import GradedTrainer as GradedTrainer
 from .training.loop.trainer import GradedTrainingArguments as GradedTrainingArguments
-from .training.merge_models import merge_models as merge_models
-from .training.config import MergeModelsConfig as MergeModelsConfig
+from .training.merge_models import merge as merge
+from .training.merge_models import Merged as Merged
 
 # Probabilities: what a score means
 from .calibration.calibrate import calibrate as calibrate

@@ -76,6 +76,22 @@ class Settings(BaseModel):
             count = f"{len(lines)} error{'s' if len(lines) != 1 else ''}"
             raise ConfigError("\n".join([f"{path or 'settings'}: {count}", *lines])) from error
 
+    @classmethod
+    def of_options(cls, options: Mapping[str, Any], **settings: Any) -> Self:
+        """Make settings of a function's keywords, whose names are those of the command line's options.
+
+        Example:
+            >>> from bixse.training.config import TrainConfig
+            >>> TrainConfig.of_options({"num_train_epochs": 1}, pairs="pairs.jsonl").optimizer.num_train_epochs
+            1
+        """
+        keys: dict[str, str] = {}
+        for name, field in cls.model_fields.items():
+            flag, section = flag_of(field), section_of(field)
+            if flag is not None and flag.flat and section is not None:
+                keys |= {inner: f"{name}.{inner}" for inner in section.model_fields}
+        return cls.load(None, {keys.get(name, name): value for name, value in options.items()} | settings)
+
     @model_validator(mode="before")
     @classmethod
     def _one_or_several(cls, values: Any) -> Any:

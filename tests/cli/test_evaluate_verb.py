@@ -11,7 +11,7 @@ from bixse.data.trec import read_qrels, read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError
 from bixse.files.files import cache_folder
-from bixse.preparing.mine import mine
+from bixse.preparing.mine import mine_into
 from bixse.preparing.mine_settings import MineConfig
 from bixse.scale.index.search import open_index
 from helpers.command import call, refused, result_of
@@ -187,7 +187,7 @@ def test_all_verbs_share_one_store_outside_the_collection(capsys, collection, ca
     for _ in range(2):
         call(capsys, "evaluate", model, "--collection", collection)
     call(capsys, "search", model, "copy", "--collection", collection)
-    mine(MineConfig(collection=collection, split="test", retrievers=(str(model),)), tmp_path / "mined")
+    mine_into(MineConfig(collection=collection, split="test", retrievers=(str(model),)), tmp_path / "mined")
     assert documents(encoded) == 4
     assert files(collection) == before
     assert [path.parent for path in cache_path.rglob("*.sqlite")] == [cache_path / "embeddings"]

@@ -14,7 +14,7 @@ from bixse.lab.lab_config import SweepConfig
 from bixse.lab.sweep import SweepRow, plan_arms, sweep, undecided_of
 from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
-from bixse.training.recipe import train
+from bixse.training.recipe import train_into
 from helpers.row_files import yaml_file
 
 BASE = {"pairs": "pairs.jsonl", "dev": "collection"}
@@ -300,7 +300,7 @@ def test_the_best_settings_train_the_same_model_again(settings, tmp_path, monkey
     relative = {"pairs": "pairs.jsonl", "dev": "actions", "model": "base-model"}
     result = sweep(settings(relative, vary={"scale": [5]}), tmp_path / "out", progress=False)
     monkeypatch.chdir("/")
-    again = train(TrainConfig.load(result.best_path), tmp_path / "again", progress=False)
+    again = train_into(TrainConfig.load(result.best_path), tmp_path / "again", progress=False)
     weights = [next(folder.rglob("model.safetensors")) for folder in (again.model_path, result.model_path)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 

@@ -22,7 +22,7 @@ from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.preparing import searching
 from bixse.preparing.candidates import fuse
-from bixse.preparing.mine import WORK, mine
+from bixse.preparing.mine import WORK, mine_into
 from bixse.preparing.mine_settings import MineConfig, read_inputs, sample_queries
 from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 from bixse.relevance import GradeScale
@@ -107,11 +107,11 @@ def test_run_without_any_candidate_fails_and_corpus_and_queries_are_separate_fil
     queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": "..."}\n')
     config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
     with pytest.raises(InputError, match="2 queries"):
-        mine(config, tmp_path / "out")
+        mine_into(config, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
     assert not (tmp_path / "out" / "pairs.parquet").exists()
     queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
-    assert not mine(config, tmp_path / "second").warnings
+    assert not mine_into(config, tmp_path / "second").warnings
     assert mined(tmp_path / "second")[0].document_id == "copy-tree"
 
 
@@ -121,30 +121,30 @@ def test_dtype_and_content_of_a_model_count_and_its_folder_does_not(collection, 
     words = changed(config, retrievers=("bm25",))
     monkeypatch.setenv(PRECISION_VARIABLE, "float32")
     for settings, out in ((config, tmp_path / "model"), (words, tmp_path / "words")):
-        mine(settings, out)
+        mine_into(settings, out)
     (tmp_path / "here").rename(tmp_path / "there")
     config = changed(config, retrievers=(str(tmp_path / "there" / "model"),))
-    assert mine(config, tmp_path / "model").reused
+    assert mine_into(config, tmp_path / "model").reused
     monkeypatch.setenv(PRECISION_VARIABLE, "bfloat16")
     with pytest.raises(OutputExistsError, match="precision"):
-        mine(config, tmp_path / "model")
-    assert mine(words, tmp_path / "words").reused, "bm25 computes in no precision"
+        mine_into(config, tmp_path / "model")
+    assert mine_into(words, tmp_path / "words").reused, "bm25 computes in no precision"
     (tmp_path / "there" / "model" / "more.json").write_text("{}")
     with pytest.raises(OutputExistsError, match=r"model/model/more\.json"):
-        mine(config, tmp_path / "model")
+        mine_into(config, tmp_path / "model")
 
 
 def test_another_run_is_never_overwritten(collection, tmp_path):
     config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
-    mine(config, out)
+    mine_into(config, out)
     before = files_of(out)
     for other, folder in ((changed(config, strategy="top"), out), (config, collection)):
         with pytest.raises(OutputExistsError):
-            mine(other, folder)
+            mine_into(other, folder)
     assert files_of(out) == before
     (out / MINED_FILE).unlink()
     with pytest.raises(InputError):
-        mine(config, out)
+        mine_into(config, out)
 
 
 def test_verb_writes_files_and_shows_a_finished_run_again(capsys, collection, tmp_path, monkeypatch):
@@ -172,7 +172,7 @@ def test_top_is_the_run_without_copies(collection, tmp_path):
         bars[title] = [total, 0]
         return lambda done: bars[title].append(bars[title].pop() + done)
 
-    result = mine(MineConfig(collection=collection, strategy="top", per_query=5), tmp_path / "out", bar)
+    result = mine_into(MineConfig(collection=collection, strategy="top", per_query=5), tmp_path / "out", bar)
     assert bars == {"search with bm25": [10, 10]}
     documents = {row["_id"]: row["text"].strip() for row in map(json.loads, (collection / "corpus.jsonl").open())}
     documents.pop("empty")
@@ -190,10 +190,10 @@ def test_top_is_the_run_without_copies(collection, tmp_path):
 
 def test_hard_negatives_are_the_best_unknown_documents(collection, tmp_path):
     plain = MineConfig(collection=collection, split="train", strategy="top", per_query=5)
-    mine(plain, tmp_path / "top")
+    mine_into(plain, tmp_path / "top")
     scale = GradeScale(0, 3)
     save_graded_pairs(GradedPairs.from_collection(load_collection(collection), "train", scale), tmp_path / "known.csv")
-    result = mine(changed(plain, per_query=3, known=tmp_path / "known.csv"), tmp_path / "hard")
+    result = mine_into(changed(plain, per_query=3, known=tmp_path / "known.csv"), tmp_path / "hard")
     top, hard = by_query(tmp_path / "top"), by_query(tmp_path / "hard")
     for query_id, pairs in hard.items():
         verb = query_id[2:]
@@ -222,26 +222,26 @@ def test_queries_without_candidates_are_listed_and_end_with_3(capsys, collection
 @pytest.mark.parametrize("strategy", ["spread", "one"])
 def test_documents_of_a_query_do_not_depend_on_other_queries(collection, tmp_path, strategy):
     config = MineConfig(collection=collection, strategy=strategy, seed=3)
-    mine(config, tmp_path / "all")
+    mine_into(config, tmp_path / "all")
     lines = (collection / "queries.jsonl").read_text().splitlines()
     (collection / "queries.jsonl").write_text("\n".join(reversed(lines)))
-    mine(config, tmp_path / "reversed")
-    mine(changed(config, split="test"), tmp_path / "two")
-    mine(changed(config, max_queries=4), tmp_path / "four")
+    mine_into(config, tmp_path / "reversed")
+    mine_into(changed(config, split="test"), tmp_path / "two")
+    mine_into(changed(config, max_queries=4), tmp_path / "four")
     everything = by_query(tmp_path / "all")
     assert by_query(tmp_path / "reversed") == everything
     for name, count in (("two", 2), ("four", 4)):
         fewer = by_query(tmp_path / name)
         assert len(fewer) == count
         assert fewer.items() <= everything.items()
-    mine(changed(config, seed=4), tmp_path / "other")
+    mine_into(changed(config, seed=4), tmp_path / "other")
     assert by_query(tmp_path / "other") != everything
 
 
 def test_rankings_of_an_encoder_and_bm25_are_fused(collection, tmp_path, tiny_model_path, cache_path, encoded):
     config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tiny_model_path)), depth=20)
     out, label = tmp_path / "out", tiny_model_path.name
-    result = mine(config, out)
+    result = mine_into(config, out)
     assert result.runs == {"bm25": "run.bm25.trec", label: f"run.{label}.trec"}
     runs = {name: read_run(out / file) for name, file in result.runs.items()}
     for query_id, pairs in by_query(out).items():
@@ -250,25 +250,25 @@ def test_rankings_of_an_encoder_and_bm25_are_fused(collection, tmp_path, tiny_mo
             assert (pair.rank, pair.source) == (fused[pair.document_id].rank, fused[pair.document_id].source)
     assert len(list((cache_path / "embeddings").iterdir())) == 1
     encoded.clear()
-    mine(changed(config, seed=9), tmp_path / "again")
+    mine_into(changed(config, seed=9), tmp_path / "again")
     assert {kind for kind, _ in encoded} == {"query"}  # the cache holds the embeddings of the documents
 
 
 def test_index_answers_as_its_model_and_on_its_own_corpus_alone(collection, tiny_model_path, tmp_path):
     config = MineConfig(collection=collection, depth=60, cache="none", retrievers=(str(tiny_model_path),))
-    mine(config, tmp_path / "model")
+    mine_into(config, tmp_path / "model")
     index_of(tiny_model_path, collection, tmp_path / "index", cache="none", shards=3)
     by_index = changed(config, retrievers=(str(tmp_path / "index"),))
-    mine(by_index, tmp_path / "out")
+    mine_into(by_index, tmp_path / "out")
     run, expected = read_run(tmp_path / "out" / "run.index.trec"), read_run(tmp_path / "model" / "run.model.trec")
     assert run == {query_id: pytest.approx(scores, abs=1e-6) for query_id, scores in expected.items()}
     assert all(len(scores) == 51 and "empty" not in scores for scores in run.values())
     with pytest.raises(InputError, match="max_length"):
-        mine(changed(by_index, max_length=8), tmp_path / "other")
+        mine_into(changed(by_index, max_length=8), tmp_path / "other")
     with (collection / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "more", "text": "copy a file"}\n')
     with pytest.raises(InputError, match="another corpus"):
-        mine(by_index, tmp_path / "other")
+        mine_into(by_index, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -279,9 +279,9 @@ def test_runs_equal_those_of_evaluate(collection, tmp_path, tiny_model):
     tiny_model.save_pretrained(str(tmp_path / "model"))
     config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tmp_path / "model")), task="list")
     with pytest.raises(InputError, match="'lists'"):
-        mine(changed(config, task="lists"), tmp_path / "out")
+        mine_into(changed(config, task="lists"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    mine(config, tmp_path / "out")
+    mine_into(config, tmp_path / "out")
     for name, system in (("bm25", "bm25"), ("model", EncoderSystem(tmp_path / "model", task="list"))):
         expected = evaluate(system, collection_task(collection, "train"))
         assert read_run(tmp_path / "out" / f"run.{name}.trec") == expected.run
@@ -293,15 +293,15 @@ def test_interrupted_run_continues_with_the_next_retriever(collection, tmp_path,
 
     config = MineConfig(collection=collection, retrievers=("bm25", str(tiny_model_path)), max_length=16)
     monkeypatch.setattr(searching, "BLOCK", 3)
-    mine(config, tmp_path / "expected")
+    mine_into(config, tmp_path / "expected")
     with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
         stopped.setattr(SearchIndex, "search_run", stop)
-        mine(config, tmp_path / "out")
+        mine_into(config, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [WORK, "run.bm25.trec", "run.json"]
     with pytest.raises(OutputExistsError):
-        mine(changed(config, seed=1), tmp_path / "out")
+        mine_into(changed(config, seed=1), tmp_path / "out")
     monkeypatch.setattr(BM25, "search", stop)
-    assert not mine(config, tmp_path / "out").reused
+    assert not mine_into(config, tmp_path / "out").reused
     expected, resumed = (files_of(tmp_path / name) for name in ("expected", "out"))
     for name in expected.keys() - {"run.json"}:
         assert resumed[name] == expected[name]
@@ -351,7 +351,7 @@ def test_default_number_of_documents_depends_on_the_strategy(tmp_path):
 def test_missing_files_are_refused(collection, settings, message, tmp_path, monkeypatch):
     monkeypatch.chdir(collection.parent)
     with pytest.raises((InputError, ModelError), match=re.escape(message)):
-        mine(MineConfig(**settings), tmp_path / "out")
+        mine_into(MineConfig(**settings), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

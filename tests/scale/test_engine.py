@@ -12,7 +12,7 @@ import yaml
 
 from bixse.errors import ConfigError, IncompleteError, InputError, StorageError
 from bixse.machine import cores
-from bixse.preparing.mine import mine
+from bixse.preparing.mine import mine_into
 from bixse.preparing.mine_settings import MineConfig
 from bixse.scale.engine import MARK, Engine, EngineSettings, rank_of
 from bixse.scale.index import index_files
@@ -261,7 +261,7 @@ def test_failed_shard_alone_is_done_again(verb, collection, tiny_model_path, tmp
         if verb == "index":
             index_of(tiny_model_path, collection, out, cache="none")
         else:
-            mine(MineConfig(collection=collection, retrievers=(str(tiny_model_path),), cache="none"), out)
+            mine_into(MineConfig(collection=collection, retrievers=(str(tiny_model_path),), cache="none"), out)
 
     make(tmp_path / "local")
     encode, tried = EmbeddingStore.encode, []

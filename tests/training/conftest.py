@@ -10,7 +10,7 @@ from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.errors import InterruptedRunError
 from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import StopOnInterrupt
-from bixse.training.recipe import train
+from bixse.training.recipe import train_into
 
 SHARED_QUERIES = 45
 """Queries of two tasks, of sizes no batch divides: the last batches are uneven among the processes."""
@@ -48,7 +48,7 @@ def headed_path(tiny_model_path, tmp_path_factory):
 @pytest.fixture
 def train_toy(run_config, tmp_path):
     """Trains on the toy collection into a folder of the test; keywords replace settings."""
-    return lambda out="out", **changes: train(run_config(**changes), tmp_path / out, progress=False)
+    return lambda out="out", **changes: train_into(run_config(**changes), tmp_path / out, progress=False)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def train_interrupted(monkeypatch):
 
         with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
             patch.setattr(StopOnInterrupt, "on_step_end", interrupted)
-            train(settings, out, progress=False)
+            train_into(settings, out, progress=False)
         assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
 
     return cut
@@ -74,9 +74,9 @@ def train_both_ways(train_interrupted, tmp_path):
     """Trains without a stop and with one; the named files of both runs are equal to the last byte."""
 
     def check(settings, *names, step=3):
-        result = train(settings, tmp_path / "whole", progress=False)
+        result = train_into(settings, tmp_path / "whole", progress=False)
         train_interrupted(settings, tmp_path / "cut", step)
-        assert train(settings, tmp_path / "cut", progress=False).history == result.history
+        assert train_into(settings, tmp_path / "cut", progress=False).history == result.history
         for name in ("model/model.safetensors", *names):
             assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
         return result

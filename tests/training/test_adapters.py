@@ -17,7 +17,7 @@ from bixse.files.files import HASHES_FILE, damage
 from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.inputs import make_loss
-from bixse.training.recipe import train
+from bixse.training.recipe import train_into
 from helpers.command import odd_modes
 
 
@@ -29,7 +29,7 @@ class TestAdapters:
         return lambda path: run_config(path, optimizer=optimizer, **options)
 
     def test_a_decoder_is_trained_saved_merged_and_as_adapters(self, settings, decoder_path, tmp_path):
-        result = train(settings(decoder_path("llama")), tmp_path / "out", progress=False)
+        result = train_into(settings(decoder_path("llama")), tmp_path / "out", progress=False)
         assert odd_modes(tmp_path) == {}
         for name in ("adapter", "model"):
             assert (tmp_path / "out" / name / HASHES_FILE).is_file() and damage(tmp_path / "out" / name) is None
@@ -58,7 +58,7 @@ class TestAdapters:
             stored.save_pretrained(tmp_path / name)
             changes = {"dev": None, "lora": lora, "optimizer": learning, "precision": "float32"}
             settings = run_config(tmp_path / name, **changes)
-            folders[name] = train(settings, tmp_path / f"{name} out", progress=False).model_path
+            folders[name] = train_into(settings, tmp_path / f"{name} out", progress=False).model_path
         with use_precision("bfloat16"):
             assert build_encoder(tmp_path / "half", device="cpu").dtype == torch.bfloat16
         trained = [build_encoder(folders[name], device="cpu") for name in ("half", "whole")]
@@ -85,7 +85,7 @@ class TestAdapters:
         models = []
         for name, changes in (("plain", {}), ("cached", cached)):
             config = run_config(decoder_path("llama"), lora={"rank": 4}, dev=None, **changes)
-            result = train(config, tmp_path / name, progress=False)
+            result = train_into(config, tmp_path / name, progress=False)
             models.append(load_relevance_model(result.model_path, device="cpu"))
         for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -119,7 +119,7 @@ def test_a_real_decoder_learns_to_search(smollm2_path, tmp_path):
         model=str(smollm2_path), max_length=48, train_max_length=32, scale=20.0, lora={"rank": 16},
         optimizer={"num_train_epochs": 2, "global_batch_size": 16, "documents_per_query": 2, "learning_rate": 3e-4},
     )  # fmt: skip
-    result = train(settings, tmp_path / "out", progress=False)
+    result = train_into(settings, tmp_path / "out", progress=False)
     figures = dev_figures(result.history)
     assert figures[result.best_step] > figures[0] + 0.02, figures
     assert sees_whole_text(SentenceTransformer(str(result.model_path), device="cpu")[0])

@@ -18,7 +18,7 @@ from bixse.scale.sharding import check_can_be_sharded, load_weights, save_shards
 from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import STATE_FILE, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-from bixse.training.recipe import train
+from bixse.training.recipe import train_into
 from helpers.command import odd_modes
 
 pytestmark = pytest.mark.precision("float32")
@@ -51,7 +51,7 @@ def cut(settings, tmp_path, train_interrupted):
 
 @pytest.fixture(scope="module")
 def whole(settings, tmp_path_factory):
-    path = train(settings, tmp_path_factory.mktemp("whole"), progress=False).model_path
+    path = train_into(settings, tmp_path_factory.mktemp("whole"), progress=False).model_path
     assert odd_modes(path) == {}
     return path
 
@@ -61,7 +61,7 @@ def whole(settings, tmp_path_factory):
 )
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(settings, cut, whole, part):
     flip(checkpoints(cut)[-1] / part)
-    result = train(settings, cut, progress=False)
+    result = train_into(settings, cut, progress=False)
     (warning,) = result.warnings
     assert all(fact in warning for fact in ("checkpoint-3", part, "checkpoint-2"))
     assert (result.model_path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
@@ -73,11 +73,11 @@ def test_without_an_undamaged_checkpoint_the_run_is_refused_and_nothing_is_lost(
     flip(last / "optimizer.pt")
     before = {path: path.read_bytes() for path in cut.rglob("*") if path.is_file() and path.name != "run.json"}
     with pytest.raises(TrainingError, match=r"checkpoint-3: got optimizer\.pt ") as caught:
-        train(settings, cut, progress=False)
+        train_into(settings, cut, progress=False)
     assert str(cut / "checkpoints") in str(caught.value)
     assert {path: path.read_bytes() for path in before} == before
     flip(last / "optimizer.pt")
-    assert train(settings, cut, progress=False).warnings == []
+    assert train_into(settings, cut, progress=False).warnings == []
 
 
 @pytest.mark.parametrize("step", [3, 8])
@@ -96,13 +96,13 @@ def test_a_best_checkpoint_that_is_damaged_or_gone_is_refused_and_a_moved_run_en
     moved = out.rename(tmp_path / "moved")
     best = moved / "checkpoints" / best.name
     with pytest.raises(TrainingError, match=rf"{best.name}: got model\.safetensors"):
-        train(settings, moved, progress=False)
+        train_into(settings, moved, progress=False)
     flip(best / "model.safetensors")
     copy = best.rename(tmp_path / "copy")
     with pytest.raises(TrainingError, match=rf"{best.name}: got no such folder"):
-        train(settings, moved, progress=False)
+        train_into(settings, moved, progress=False)
     expected = load_file(shutil.copytree(copy, best) / "model.safetensors")
-    result = train(settings, moved, progress=False)
+    result = train_into(settings, moved, progress=False)
     assert (result.best_step, result.warnings) == (number, [])
     saved = load_file(moved / "tuned" / "model.safetensors")
     assert all(torch.equal(saved[name], expected[name]) for name in expected)
@@ -118,7 +118,7 @@ def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(ru
 
     monkeypatch.setattr(GradedTrainer, "_load_best_model", damaged)
     with pytest.raises(TrainingError, match=r"got model\.safetensors"):
-        train(run_config(), tmp_path, progress=False)
+        train_into(run_config(), tmp_path, progress=False)
     assert not (tmp_path / "model").exists()
 
 
@@ -170,7 +170,7 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_never_was(config, tmp_
 @pytest.mark.slow
 def test_a_disk_that_fills_up_while_a_checkpoint_is_written(config, tmp_path, monkeypatch):
     settings = TrainConfig.load(config)
-    train(settings, tmp_path / "whole", progress=False)
+    train_into(settings, tmp_path / "whole", progress=False)
     save = GradedTrainer._save_optimizer_and_scheduler
 
     def full(self, folder):
@@ -181,9 +181,9 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written(config, tmp_path, mo
     out = tmp_path / "out"
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space left"):
         patch.setattr(GradedTrainer, "_save_optimizer_and_scheduler", full)
-        train(settings, out, progress=False)
+        train_into(settings, out, progress=False)
     assert (out / "checkpoints" / "checkpoint-4" / "model.safetensors").is_file(), "half a checkpoint is there"
-    train(settings, out, progress=False)
+    train_into(settings, out, progress=False)
     assert outcome(out) == outcome(tmp_path / "whole")
 
 
@@ -249,7 +249,7 @@ def test_frozen_weights_in_bf16_beside_adapters_in_float32(run_config, tiny_mode
     changes = {"dev": None, "dropout": 0.0, "lora": {"rank": 4}, "precision": "bfloat16", "merge": None}
     config = run_config(tmp_path / "half", pairs=tasks_file, sharding="full", **changes)
     path = settings_file(tmp_path, config)
-    train(TrainConfig.load(path, {"sharding": None}), tmp_path / "whole", progress=False)
+    train_into(TrainConfig.load(path, {"sharding": None}), tmp_path / "whole", progress=False)
     run_all(2, path, tmp_path / "by 2")
     losses = [[entry["loss"] for entry in read(tmp_path / out)[1]] for out in ("whole", "by 2")]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)  # as far as bf16 agrees
@@ -265,7 +265,7 @@ def sharded(run_config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(2, 1), (2, 2, 4), (4, 2, 1), (1, 2, 2)])
 def test_a_killed_run_goes_on_by_another_number_of_processes(sharded, tmp_path, numbers):
-    train(TrainConfig.load(sharded), tmp_path / "never stopped", progress=False)
+    train_into(TrainConfig.load(sharded), tmp_path / "never stopped", progress=False)
     *killed, last = numbers
     for step, processes in zip((3, 12), killed, strict=False):
         kill_after(step, processes, sharded, tmp_path / "killed")
@@ -290,7 +290,7 @@ def test_what_a_checkpoint_holds(sharded, tmp_path):
     for folder in earlier:
         (folder / "SHA256SUMS").unlink()  # without its hashes it is no checkpoint
     with pytest.raises(TrainingError, match=parts[1].name):
-        train(TrainConfig.load(sharded), tmp_path / "out", progress=False)
+        train_into(TrainConfig.load(sharded), tmp_path / "out", progress=False)
 
 
 WHEN_REDUCED = """
@@ -349,7 +349,7 @@ class TestShardingRefused:
         else:
             monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
         with pytest.raises(error, match=r"sharding.*fix"):
-            train(settings, tmp_path / "out", progress=False)
+            train_into(settings, tmp_path / "out", progress=False)
         assert not (tmp_path / "out").exists()
 
     def test_quantised_weights_and_an_optimizer_with_a_state_of_another_shape(self, tiny_model, tmp_path):

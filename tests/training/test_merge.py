@@ -24,9 +24,9 @@ from bixse.search.store import EmbeddingStore
 from bixse.training.config import MergeConfig, MergeModelsConfig
 from bixse.training.dev_evaluation import Split, load_watched
 from bixse.training.loop.batches import BatchPlan, GroupDataset
-from bixse.training.merge import Change, MergeResult, _change, _choose, merge
-from bixse.training.merge_models import merge_models
-from bixse.training.recipe import train
+from bixse.training.merge import Change, MergeResult, _change, _choose, set_best_weights
+from bixse.training.merge_models import merge_into
+from bixse.training.recipe import train_into
 from helpers.command import call
 from helpers.toy import action_collection
 
@@ -35,7 +35,7 @@ HALF = MergeConfig(weights=(0.5,))
 
 
 def merged(models, out, **settings):
-    return merge_models(MergeModelsConfig.load(None, {"models": [str(model) for model in models], **settings}), out)
+    return merge_into(MergeModelsConfig.load(None, {"models": [str(model) for model in models], **settings}), out)
 
 
 def weights(folder):
@@ -67,7 +67,7 @@ def guarded(run_config, guarded_collection):
 
 @pytest.fixture
 def train_guarded(guarded, tmp_path):
-    return lambda out="out", **changes: train(guarded(**changes), tmp_path / out, progress=False)
+    return lambda out="out", **changes: train_into(guarded(**changes), tmp_path / out, progress=False)
 
 
 class TestRefused:
@@ -267,9 +267,9 @@ class TestPool:
     def test_the_pool_holds_it_and_the_scores_are_those_over_the_corpus(self, hub, monkeypatch, capsys):
         monkeypatch.setattr(Progress, "close", Progress.report)  # a log has a line at the end of the work
         model, base, tuned, watch = hub
-        pooled = merge(model, base, tuned, [0.5, 1.0], watch(130), progress=True)
+        pooled = set_best_weights(model, base, tuned, [0.5, 1.0], watch(130), progress=True)
         assert "5 of 5 (100 %)" in capsys.readouterr().err, "with the two searches for the pool"
-        whole = merge(model, base, tuned, [0.5, 1.0], watch(None), progress=True)
+        whole = set_best_weights(model, base, tuned, [0.5, 1.0], watch(None), progress=True)
         assert "3 of 3 (100 %)" in capsys.readouterr().err
         assert pooled.documents == {"hub": (130, 421)} and whole.documents == {"hub": (421, 421)}
         for mine, other in zip(pooled.points, whole.points, strict=True):
@@ -281,8 +281,8 @@ class TestPool:
         model, base, tuned, watch = hub
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # also those of an interrupted merge
             patch.setattr("bixse.training.merge._choose", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
-            merge(model, base, tuned, [0.2, 0.5, 0.8, 1.0], watch(searched))
-        taken = merge(model, base, tuned, [0.2, 0.5, 0.8, 1.0], watch(searched)).weight
+            set_best_weights(model, base, tuned, [0.2, 0.5, 0.8, 1.0], watch(searched))
+        taken = set_best_weights(model, base, tuned, [0.2, 0.5, 0.8, 1.0], watch(searched)).weight
         files = {path.stem for path in (cache_path / "embeddings").iterdir()}
         assert taken < 1 and len(files) == 3
         assert embeddings_key(model) in files, "the model is left at the chosen weight"
@@ -348,7 +348,9 @@ class TestTraining:
     def test_a_run_killed_before_it_was_merged_is_merged_the_same(self, monkeypatch, train_guarded):
         whole = train_guarded("whole")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("bixse.training.finish.merge", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(
+                "bixse.training.finish.set_best_weights", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt)
+            )
             train_guarded("killed")
         again = train_guarded("killed")
         assert again.merge == whole.merge
@@ -377,7 +379,7 @@ class TestModelsThatExist:
         """Two models trained from the tiny one with other seeds."""
         folder, short = tmp_path_factory.mktemp("tuned"), {"num_train_epochs": 1}
         configs = [run_config(dev=None, merge=None, seed=seed, optimizer=short) for seed in (0, 1)]
-        return [train(config, folder / str(config.seed), progress=False).model_path for config in configs]
+        return [train_into(config, folder / str(config.seed), progress=False).model_path for config in configs]
 
     def test_given_weights(self, tiny_model_path, tuned, tmp_path):
         first = merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75])

@@ -7,7 +7,7 @@ import pytest
 from launch import ACCELERATE, TOLERANCE, compare, finish, free_port, run_all, settings_file, start
 
 from bixse.training.config import TrainConfig
-from bixse.training.recipe import train
+from bixse.training.recipe import train_into
 
 pytestmark = pytest.mark.precision("float32")
 CACHED = {"gradient_cache": True, "mini_batch_size": 4}
@@ -60,7 +60,7 @@ def alone(configs):
     def of(name):
         if name not in outs:
             outs[name] = configs[name, "whole"].parent / "one"
-            train(TrainConfig.load(configs[name, "whole"]), outs[name], progress=False)
+            train_into(TrainConfig.load(configs[name, "whole"]), outs[name], progress=False)
         return outs[name]
 
     return of

@@ -27,8 +27,8 @@ from bixse.training.dry_run import plan_training
 from bixse.training.loop.batches import GradedCollator
 from bixse.training.loop.checkpoints import checkpoint_to_resume, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-from bixse.training.merge_models import merge_models
-from bixse.training.recipe import train
+from bixse.training.merge_models import merge_into
+from bixse.training.recipe import train_into
 from helpers.batches import QUICK
 from helpers.server_readers import text_embeddings_inference, vllm_before_september_2026
 
@@ -181,7 +181,7 @@ def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_pa
     trainer.train()
     trainer.save_model()
     average = MergeModelsConfig(models=[str(trained), str(tiny_model_path)], weights=[0.5, 0.5])
-    merged = merge_models(average, tmp_path / "merged").model_path
+    merged = merge_into(average, tmp_path / "merged").model_path
     folders = dict.fromkeys((trained, trained.parent / "tuned", merged), 16)
     folders |= dict.fromkeys((tmp_path / "plain" / "checkpoint-1", tmp_path / "plain"), 32)
     for folder, length in folders.items():
@@ -239,7 +239,7 @@ def test_a_dry_run_tells_the_figures_of_the_run_and_leaves_no_file(
     plan = plan_training(config, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     assert sorted(actions.parent.rglob("*")) == before
-    result = train(config, tmp_path / "out", progress=False)
+    result = train_into(config, tmp_path / "out", progress=False)
     assert plan.steps == max(entry["step"] for entry in result.history)
     assert plan.evaluations == sum("eval_dev_ndcg@10" in entry for entry in result.history)
     assert (plan.pairs, plan.queries) == (150, 30)
@@ -309,7 +309,7 @@ def test_tasks_that_cannot_be_trained_are_refused(files, settings, table, pairs,
     for evaluations in (1, 0):  # without evaluations dev is read by the merge alone
         changes = {"pairs": [files / name for name in pairs], "evaluations_per_epoch": evaluations}
         with pytest.raises(InputError, match=fact):
-            train(settings(**changes), files / "out", progress=False)
+            train_into(settings(**changes), files / "out", progress=False)
         assert not (files / "out").exists()
 
 
@@ -329,7 +329,7 @@ def prompts_seen(monkeypatch):
 def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_and_used(
     files, settings, actions, prompts_seen
 ):
-    result = train(settings(task_shares={"twins": 0.5}), files / "out", progress=False)
+    result = train_into(settings(task_shares={"twins": 0.5}), files / "out", progress=False)
     assert sum("loss" in entry for entry in result.history) == 4 + 2, "30 queries, and half of 24"
     record = json.loads((files / "out" / "run.json").read_text())
     assert {"pairs/toy", "pairs/twins", "instructions"} <= set(record["inputs"])
@@ -344,7 +344,7 @@ def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_an
         record = json.loads((files / f"eval-{task}" / "run.json").read_text())
         results.append((evaluated.by_query, record["results"]["prompts_hash"]))
     assert all(default != twins for default, twins in zip(*results, strict=True))
-    again = train(settings(model=result.model_path, instructions=None), files / "again", progress=False)
+    again = train_into(settings(model=result.model_path, instructions=None), files / "again", progress=False)
     assert build_encoder(again.model_path, device="cpu").instructions == table
 
 
@@ -354,7 +354,7 @@ def test_of_several_dev_collections_the_mean_decides(files, settings, actions):
     lines = (files / "half" / "qrels" / "dev.tsv").read_text().splitlines(keepends=True)
     (files / "half" / "qrels" / "dev.tsv").write_text("".join(lines[:11]))
     dev = [actions, files / "half"]
-    result = train(settings(dev=dev, evaluations_per_epoch=4), files / "out", progress=False)
+    result = train_into(settings(dev=dev, evaluations_per_epoch=4), files / "out", progress=False)
     entries = [entry for entry in result.history if "eval_dev_ndcg@10" in entry]
     assert len(entries) > 3
     for entry in entries:

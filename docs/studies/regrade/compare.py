@@ -33,7 +33,7 @@ from bixse.lab.studies.study import crossed_interval
 from bixse.training import setup
 from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
-from bixse.training.recipe import train
+from bixse.training.recipe import train_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -149,7 +149,7 @@ def main() -> None:
         for arm in ARMS:
             out = args.out / f"{arm.replace(', ', '-')}-{seed}"
             setup.GradedTrainer = trainers.get(arm, GradedTrainer)
-            train(settings(arm, seed, data), out)
+            train_into(settings(arm, seed, data), out)
             if arm == "half, regraded":
                 asked += [{"seed": seed, **row} for row in found(out, data)]
             for name, merged in (("model", "yes"), ("tuned", "no")):

@@ -29,7 +29,7 @@ from bixse.search.exact import DEPTH
 from bixse.search.search_collection import encode_collection
 from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import DevEvaluator, candidate_corpus, small_evaluator
-from bixse.training.recipe import train
+from bixse.training.recipe import train_into
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +186,7 @@ def train_cell(cell: dict[str, Any], work: Path) -> torch.nn.Module:
         optimizer={name: cell[name] for name in optimizer},
     )
     out = Path(tempfile.mkdtemp(dir=work))
-    result = train(config, out, progress=False)
+    result = train_into(config, out, progress=False)
     model = build_encoder(result.model_path) if cell["loss"] != "bixse" else load_relevance_model(result.model_path)
     shutil.rmtree(out)
     return model

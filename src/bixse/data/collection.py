@@ -67,10 +67,11 @@ class Collection:
     """Counts of judgements, queries and documents that do not count, or count otherwise than they look."""
 
     @classmethod
-    def of(cls, given: Any, split: str = "test") -> Collection:
+    def of(cls, given: Any, split: str | None = "test") -> Collection:
         """Return a collection as it is, or (queries, corpus, qrels) in memory as one, whose judgements are `split`.
 
-        Raise InputError for other objects, and for dictionaries of other values or in another order.
+        Without `split`, expect (queries, corpus) alone. Raise InputError for other objects, and for dictionaries of
+        other values or in another order.
 
         Example:
             >>> corpus = {"d1": "shutil.copytree", "d2": {"title": "shutil", "text": "copy a file"}}
@@ -79,13 +80,20 @@ class Collection:
         """
         if isinstance(given, cls):
             return given
-        if not (isinstance(given, tuple | list) and len(given) == 3 and all(isinstance(x, Mapping) for x in given)):
+        count = 2 if split is None else 3
+        if not (isinstance(given, tuple | list) and len(given) == count and all(isinstance(x, Mapping) for x in given)):
             got = f"{type(given).__name__} of {len(given)}" if isinstance(given, tuple | list) else type(given).__name__
+            if split is None:
+                got = " and ".join(type(each).__name__ for each in given)
+                raise InputError(
+                    f"queries and corpus: got {got}; expected two dictionaries, or two files; fix: "
+                    "bixse.mine({'q1': 'copy'}, {'d1': 'shutil.copy'}, retrievers=['bm25'])"
+                )
             raise InputError(
                 f"collection: got {got}; expected a folder, a Collection, or (queries, corpus, qrels) as three "
                 "dictionaries; fix: pass ({'q1': 'copy'}, {'d1': 'shutil.copy'}, {'q1': {'d1': 1}})"
             )
-        queries, corpus, qrels = given
+        queries, corpus, qrels = given if split is not None else (*given, {})
         texts = {name: _document(text) for name, text in corpus.items()}
         parts = (
             ("queries", queries, "a text", all(isinstance(text, str) for text in queries.values())),
@@ -94,7 +102,7 @@ class Collection:
         )
         for name, part, expected, is_right in parts:
             ids = all(isinstance(key, str) for key in part)
-            if not (part and ids and is_right):
+            if not (ids and is_right and (part or (split is None and name == "qrels"))):
                 key = next(iter(part), None)
                 raise InputError(
                     f"{name}: got {shorten({key: part[key]}) if part else 'no entry'}; expected {expected} per id, and "
@@ -107,7 +115,7 @@ class Collection:
             )
         for query, grades in qrels.items():
             numbers(grades, f"qrels of query {query!r}: grade")
-        return cls("collection", cast("dict[str, Document]", texts), queries, {split: qrels})
+        return cls("collection", cast("dict[str, Document]", texts), queries, {} if split is None else {split: qrels})
 
     @property
     def hash(self) -> str:
@@ -159,6 +167,22 @@ def load_collection(
     for split, joined in qrels.items():
         warnings += warn_of(folder / "qrels" / f"{split}.tsv", twins.count(joined, lambda: iter(corpus)))
     return Collection(folder.resolve().name, corpus, queries, qrels, tuple(warnings))
+
+
+def collection_folders(given: Any, folder: Path, split: str | Sequence[str]) -> tuple[Path, ...]:
+    """Return the folders of one collection or several, or of none.
+
+    Paths stay as they are. What `Collection.of` takes is written next to `folder`, with its judgements as `split`.
+    """
+    is_one = not isinstance(given, list | tuple) or any(isinstance(each, Mapping) for each in given)
+    several, paths = [given] if is_one and given is not None else given or (), []
+    for number, each in enumerate(several):
+        path = Path(each) if isinstance(each, str | Path) else folder if is_one else Path(f"{folder}-{number + 1}")
+        if not isinstance(each, str | Path):
+            part = split if isinstance(split, str) else split[min(number, len(split) - 1)]
+            save_collection(Collection.of(each, part), path)
+        paths.append(path)
+    return tuple(paths)
 
 
 def files_of_split(folder: Path, split: str) -> dict[str, Path]:

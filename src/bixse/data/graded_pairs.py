@@ -83,8 +83,10 @@ class GradedPairs:
         (2, 1, [1.0, 0.33])
     """
 
-    def __init__(self, spooled: Spool) -> None:
+    def __init__(self, spooled: Spool, is_graded: bool = True) -> None:
         """Use one of the `from_` methods instead: they check their input."""
+        self.is_graded = is_graded
+        """False for pairs that are still to be graded: their relevance is 0 and means nothing."""
         self._spooled = spooled
         self._looked_up = 0
         table = spooled.table
@@ -237,7 +239,8 @@ class GradedPairs:
                 if f"{kind}_id" not in columns:
                     ids = [text_id(text) for text in block[kind].to_pylist()]
                     columns[f"{kind}_id"] = pa.chunked_array([ids], pa.large_string())
-            yield pa.table({name: columns[name] for name in SCHEMA.names if name in columns})
+            names = [name for name in SCHEMA.names if name in columns and (self.is_graded or name != "relevance")]
+            yield pa.table({name: columns[name] for name in names})
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield row dictionaries in order, optional columns included."""
@@ -316,7 +319,7 @@ class GradedPairs:
         chosen = (
             self.table.filter(pa.array(rows)) if rows.dtype == bool else self.table.take(pa.array(rows, pa.int64()))
         )
-        return GradedPairs(Spool(chosen, self._spooled.mapping))
+        return GradedPairs(Spool(chosen, self._spooled.mapping), self.is_graded)
 
     def with_columns(self, **columns: Any) -> GradedPairs:
         """Return the same pairs with M new values in each of these columns of `SCHEMA`."""
@@ -336,13 +339,14 @@ class GradedPairs:
         return self.to_arrow().to_pandas()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} pairs, {len(self.groups())} queries)"
+        note = "" if self.is_graded else ", not graded"
+        return f"{type(self).__name__}({len(self)} pairs, {len(self.groups())} queries{note})"
 
     def to_dataset(self) -> datasets.Dataset:
         """Return the pairs for sentence-transformers' trainer: columns query, document, label (the relevance)."""
         from datasets import Dataset
 
-        names = {"query": "query", "document": "document", "relevance": "label"}
+        names = {"query": "query", "document": "document"} | ({"relevance": "label"} if self.is_graded else {})
         return Dataset(self.table.select(list(names)).rename_columns(list(names.values())))
 
     def content_hash(self) -> str:

@@ -119,6 +119,8 @@ def as_pairs(given: Any, graded: bool = True) -> GradedPairs:
     if isinstance(given, str | Path) or (graded and several and all(isinstance(each, str | Path) for each in several)):
         return load_several(several or [given]) if graded else open_pairs(given)
     if isinstance(given, GradedPairs):
+        if graded and not given.is_graded:
+            raise InputError(f"pairs: got {given}; expected relevance; fix: bixse.grade(pairs, judge)")
         return given
     if several and all(isinstance(each, Mapping) for each in several):
         pairs = GradedPairs.from_rows(several if graded else [{**row, "relevance": 0.0} for row in several])
@@ -136,7 +138,18 @@ def as_pairs(given: Any, graded: bool = True) -> GradedPairs:
             f"pairs: got {shorten(given) if several else type(given).__name__}; expected a Dataset, a frame, an Arrow "
             "table, a list of dictionaries with query and document, or a path; fix: pass the pairs first"
         )
+    pairs.is_graded = graded
     return _checked(pairs, InvalidFileError(Path("pairs")), range(1, len(pairs) + 1))
+
+
+def pairs_files(given: Any, folder: Path) -> list[Path]:
+    """Return files of graded pairs: paths as they are, and pairs of another form of `as_pairs`, written to `folder`."""
+    several = given if isinstance(given, list | tuple) else [given]
+    if several and all(isinstance(each, str | Path) for each in several):
+        return [Path(each) for each in several]
+    file = folder / "pairs.parquet"
+    save_graded_pairs(as_pairs(given), file)
+    return [file]
 
 
 def load_several(paths: Sequence[str | Path]) -> GradedPairs:
@@ -180,7 +193,9 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
 
 def _load(path: Path, columns: Sequence[FileColumn], chosen: range | None = None) -> GradedPairs:
     errors, rows = InvalidFileError(path), array("q")
-    return _checked(GradedPairs.from_arrow(_batches(path, columns, errors, rows, chosen)), errors, rows)
+    pairs = GradedPairs.from_arrow(_batches(path, columns, errors, rows, chosen))
+    pairs.is_graded = columns is GRADED_COLUMNS
+    return _checked(pairs, errors, rows)
 
 
 def _checked(pairs: GradedPairs, errors: InvalidFileError, rows: Sequence[int]) -> GradedPairs:

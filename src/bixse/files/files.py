@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError, StorageError, shorten
@@ -418,6 +419,26 @@ def cache_folder(choice: str | Path | None = None) -> Path | None:
     import platformdirs
 
     return platformdirs.user_cache_path("bixse", appauthor=False)
+
+
+@contextmanager
+def work_folders(out: str | Path | None, name: str) -> Iterator[tuple[Path, Path]]:
+    """Yield a temporary folder for files of objects, and the folder of a run.
+
+    Without `out` the run and its cache are temporary too, so that work on objects leaves no file.
+    """
+    before = os.environ.get(CACHE_VARIABLE)
+    with TemporaryDirectory(prefix=f"bixse-{name}-") as temporary:
+        folder = Path(temporary)
+        if out is not None:
+            yield folder, Path(out)
+            return
+        os.environ[CACHE_VARIABLE] = str(folder / "cache")
+        try:
+            yield folder, folder / "run"
+        finally:
+            del os.environ[CACHE_VARIABLE]
+            os.environ.update({} if before is None else {CACHE_VARIABLE: before})
 
 
 def cached_files(folder: Path) -> list[Path]:

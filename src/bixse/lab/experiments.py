@@ -349,11 +349,11 @@ def load_result(run: ArmRun, folder: Path) -> RunResult | None:
 
 
 def train_run(config: TrainConfig, run_folder: Path, title: str | None = None) -> recipe.TrainResult:
-    """Train in a run's folder or continue there, with the errors of `recipe.train`. A title shows a progress bar."""
+    """Train in a run's folder or continue there, as `recipe.train_into` does. A title shows a progress bar."""
     folder = run_folder / TRAIN_FOLDER
-    if folder.is_dir() and not (folder / RUN_FILE).exists():  # stopped before its record: `train` refuses the folder
+    if folder.is_dir() and not (folder / RUN_FILE).exists():  # stopped before its record, and refused
         shutil.rmtree(folder)
-    return recipe.train(config, folder, title is not None, title or "train")
+    return recipe.train_into(config, folder, title is not None, title or "train")
 
 
 def clear(run_folder: Path, result: RunResult, keep_models: bool) -> None:

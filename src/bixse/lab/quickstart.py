@@ -26,7 +26,7 @@ from bixse.lab.comparison import Comparer
 from bixse.lab.head_report import calibrate_on_dev
 from bixse.report.schema import ReportData, load_report_data
 from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, TrainConfig
-from bixse.training.recipe import TrainResult, train
+from bixse.training.recipe import TrainResult, train_into
 
 if TYPE_CHECKING:
     from bixse.lab.lab_config import QuickstartConfig
@@ -128,7 +128,9 @@ def quickstart(
     for loss in (*losses, "bixse"):
         label = LABELS.get(loss, loss)
         with stage(f"train {label}") as notes:
-            trained[loss] = train(config.model_copy(update={"loss": loss}), out / loss, progress is not None, label)
+            trained[loss] = train_into(
+                config.model_copy(update={"loss": loss}), out / loss, progress is not None, label
+            )
             merged = trained[loss].merge
             notes += [f"weight {merged.weight:g} of the tuned model is kept"] if merged is not None else []
         search(f"{loss}-tuned", f"{label}, not merged", out / loss / TUNED_FOLDER)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from bixse.data.collection import Collection, save_collection
+from bixse.data.pairs_files import open_pairs, pairs_files
 from bixse.data.run import Run, open_run
+from bixse.encoders.loading.build import model_name
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError
-from bixse.files.files import alone_in, hash_files
+from bixse.files.files import alone_in, hash_files, work_folders
 from bixse.preparing.candidates import Candidate, choose, fuse, keep_new, rank_band, text_key
 from bixse.preparing.mine_settings import MineConfig, MineInputs, read_inputs
 from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
@@ -29,12 +34,16 @@ from bixse.preparing.searching import (
     search_words,
     settings_of,
 )
+from bixse.progress import progress_bar
 from bixse.report.table import format_table
 from bixse.scale.index.search import SearchIndex
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
+    from bixse.data.graded_pairs import GradedPairs
     from bixse.progress import ProgressBars
+
+log = logging.getLogger(__name__)
 
 WORK = ".searching"
 """Subfolder of the run for indexes, deleted when the pairs are written."""
@@ -81,7 +90,58 @@ class MineResult:
         return "\n".join([heading, "", table, "", *(f"{what}: {count}" for what, count in left_out.items() if count)])
 
 
-def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = None) -> MineResult:
+def mine(
+    queries: Mapping[str, str] | str | Path,
+    corpus: Mapping[str, Any] | str | Path,
+    retrievers: Sequence[Any] = (BM25_NAME,),
+    per_query: int | None = None,
+    *,
+    known: Any = None,
+    out: str | Path | None = None,
+    verbose: bool = True,
+    **settings: Any,
+) -> GradedPairs:
+    """Mine pairs that are worth grading: documents from all ranks of the fused rankings of the retrievers.
+
+    Args:
+        queries: query id -> text, or a file.
+        corpus: document id -> text or {"title", "text"}, or a file.
+        retrievers: "bm25", and models: a name, a folder, or a `SentenceTransformer`.
+        per_query: number of documents per query; None means 8.
+        known: graded pairs in any form of `train`, which are not mined again.
+        out: folder for the files of `bixse mine`, which the same call reads again; None leaves no file.
+        verbose: show progress.
+        settings: options of `bixse mine` under the same names, such as `strategy` or `seed`.
+
+    Returns:
+        Pairs to pass to `grade`: they have no relevance yet, and a mined document is no negative.
+
+    Raises:
+        InputError: queries, corpus, retrievers or settings cannot be used, or no candidate for any query.
+
+    Example:
+        >>> corpus = {"d1": "copy a folder: shutil.copytree", "d2": {"title": "os", "text": "remove a file"}}
+        >>> mine({"q1": "copy a tree of files"}, corpus, retrievers=["bm25"], verbose=False)
+        GradedPairs(2 pairs, 1 queries, not graded)
+    """
+    with work_folders(out, "mine") as (folder, run):
+        files: dict[str, Any] = {"queries": queries, "corpus": corpus}
+        if not all(isinstance(file, str | Path) for file in files.values()):
+            save_collection(Collection.of((queries, corpus), None), folder)
+            files = {name: folder / f"{name}.jsonl" for name in files}
+        names = [model_name(each, folder / f"model-{number}") for number, each in enumerate(retrievers, 1)]
+        files["known"] = None if known is None else pairs_files(known, folder)
+        result = mine_into(
+            MineConfig.of_options(settings, retrievers=names, per_query=per_query, **files),
+            run,
+            progress_bar if verbose else None,
+        )
+        for line in result.warnings:
+            log.warning("%s", line)
+        return open_pairs(run / result.path)
+
+
+def mine_into(config: MineConfig, out: str | Path, progress: ProgressBars | None = None) -> MineResult:
     """Search with every retriever, fuse the rankings, and select the documents of each query to grade.
 
     The pairs have no relevance: a mined document is no negative until a judge grades it. `out` receives the pairs, the
@@ -93,11 +153,6 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
         OutputExistsError: `out` holds another run.
         StorageError: `out` cannot be written.
         IncompleteError: a shard of an index failed twice; the other shards are kept.
-
-    Example:
-        Eight documents per query, from the top down to rank 100, found by words or by meaning::
-
-            mine(MineConfig(collection="data", split="train", retrievers=["bm25", "demo"]), "runs/mined")
     """
     with use_precision(config.precision):
         return _mine(config, Path(out), progress)

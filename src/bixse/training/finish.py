@@ -14,7 +14,7 @@ from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.encoders.weights import Weights, has_lora, merge_lora, trained_weights
 from bixse.training.config import TUNED_FOLDER, TrainConfig
 from bixse.training.distributed import is_main_process, raise_together
-from bixse.training.merge import MergeResult, merge, refitted_head
+from bixse.training.merge import MergeResult, refitted_head, set_best_weights
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -54,7 +54,7 @@ def merge_tuned(
     # a saved model loads with sdpa: eager attention, which trains faster, rounds differently and is slow on long texts
     switch_attention(model, None)
     tuned = trained_weights(model)
-    merged = merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, progress)
+    merged = set_best_weights(model, base, tuned, settings.weights, watched, config.guard_tolerance, progress)
     if head is not None and merged.weight < 1:
         with raise_together():
             head = refitted_head(trainer, head, trainer.loss.dimensions)

@@ -171,7 +171,7 @@ class MergeResult:
         return "## Weights merged with the base model\n\n" + "".join(f"- {line}\n" for line in self.lines())
 
 
-def merge(
+def set_best_weights(
     model: SentenceTransformer,
     base: Weights,
     tuned: Weights,

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from bixse.data.pairs_files import load_graded_pairs
+from bixse.data.collection import collection_folders
+from bixse.data.pairs_files import load_graded_pairs, pairs_files
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead, at_lengths
-from bixse.encoders.loading.build import build_encoder, model_hashes
+from bixse.encoders.loading.build import build_encoder, model_hashes, model_name
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import mean_weights, trained_weights
 from bixse.errors import ModelError
-from bixse.files.files import alone_in, file_hash, storage_errors
+from bixse.files.files import alone_in, file_hash, storage_errors, work_folders
+from bixse.report.table import Cell, Table
 from bixse.training.config import MODEL_FOLDER, MergeModelsConfig
 from bixse.training.dev_evaluation import (
     Split,
@@ -27,10 +31,15 @@ from bixse.training.dev_evaluation import (
     warnings_of,
 )
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-from bixse.training.merge import MergeResult, merge, refitted_head
+from bixse.training.merge import MergeResult, refitted_head, set_best_weights
 
 if TYPE_CHECKING:
+    import pandas
     from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.relevance_model import RelevanceModel
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,15 +52,90 @@ class MergedModel:
     reused: bool = False
 
 
-def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = False) -> MergedModel:
-    """Average the weights of models of one architecture and save the result to `out/model`.
+@dataclass(frozen=True)
+class Merged(Table):
+    """A merged model in memory, and the figures behind its weight; prints nDCG@10 at each scored weight.
 
     Example:
-        Half of the way from the base model to the tuned one::
+        ::
 
-            config = MergeModelsConfig(models=["demo", "runs/mine/model"], weights=[0.5, 0.5])
-            merge_models(config, "runs/merged")
+            merged = merge("demo", trained.model, dev=dev)
+            merged.weight, merged.table.loc[merged.weight, "dev"]
     """
+
+    model: RelevanceModel
+    result: MergeResult
+
+    @property
+    def weight(self) -> float:
+        """The share w of (1 - w) base + w tuned."""
+        return self.result.given[-1] if self.result.given else self.result.weight
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """The nDCG@10 as a frame: one row per scored weight, one column per collection."""
+        import pandas
+
+        headers, rows = self.cells()
+        return pandas.DataFrame(rows, columns=headers).set_index("weight").drop(columns="chosen")
+
+    def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+        points = {point.weight: point.scores for point in self.result.points} or {self.weight: {}}
+        names = list(points[self.weight])
+        rows = [[at, *scores.values(), "*" if at == self.weight else ""] for at, scores in points.items()]
+        return ["weight", *names, "chosen"], rows
+
+
+def merge(
+    base: str | Path | SentenceTransformer,
+    tuned: Any,
+    *,
+    dev: Any = None,
+    guard: Any = None,
+    pairs: Any = None,
+    out: str | Path | None = None,
+    verbose: bool = True,
+    **settings: Any,
+) -> Merged:
+    """Merge the weights of a base model and of models that were tuned from it.
+
+    Args:
+        base: a name, a folder, or a `SentenceTransformer`, which stays as it is.
+        tuned: a tuned model in the same forms, or a list of several, whose mean counts.
+        dev: a collection that chooses the weight, in the forms of `train`; or give `weights`, one per model.
+        guard: a collection that must not get worse.
+        pairs: graded pairs for scale and bias of the merged model, in the forms of `train`. None gives no relevance
+            head.
+        out: folder of the run, which the same call reads again; None leaves no file.
+        verbose: show progress.
+        settings: options of `bixse merge` under the same names, such as `guard_tolerance`.
+
+    Raises:
+        InputError: models, collection or settings cannot be used, or the models differ in architecture.
+
+    Example:
+        >>> merged = merge("static:demo", "static:demo", weights=[0.5, 0.5])
+        >>> merged.weight, merged.model.rank("copy", ["shutil.copy", "os.remove"])[0]["corpus_id"]
+        (0.5, 0)
+    """
+    with work_folders(out, "merge") as (folder, run):
+        several = tuned if isinstance(tuned, list | tuple) else [tuned]
+        models = folder if out is None else run  # the record of a run holds their paths
+        config = MergeModelsConfig.of_options(
+            settings,
+            models=[model_name(model, models / f".model-{n}") for n, model in enumerate([base, *several])],
+            dev=collection_folders(dev, folder / "dev", settings.get("dev_split", "dev")),
+            guard=collection_folders(guard, folder / "guard", settings.get("guard_split", "test")),
+            pairs=None if pairs is None else pairs_files(pairs, folder),
+        )
+        merged = merge_into(config, run, verbose)
+        for line in merged.warnings:
+            log.warning("%s", line)
+        return Merged(build_encoder(merged.model_path, trust_remote_code=config.trust_remote_code), merged.result)
+
+
+def merge_into(config: MergeModelsConfig, out: str | Path, progress: bool = False) -> MergedModel:
+    """Average the weights of models of one architecture and save the result to `out/model`."""
     names, folder = config.models, Path(out)
     splits = [Split(path, config.dev_split, "dev") for path in config.dev]
     splits += [Split(path, config.guard_split, "guard") for path in config.guard]
@@ -86,11 +170,12 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
     with alone_in(folder), storage_errors(folder):
         record.save("running")
         if config.weights is not None:
-            result = merge(base, states[0], mean_weights(states, config.weights), [1.0], [])
+            result = set_best_weights(base, states[0], mean_weights(states, config.weights), [1.0], [])
             result = replace(result, given=config.weights)
         else:
             tuned = mean_weights(states[1:])
-            result = merge(base, states[0], tuned, config.candidates, watched, config.guard_tolerance, progress)
+            tolerance = config.guard_tolerance
+            result = set_best_weights(base, states[0], tuned, config.candidates, watched, tolerance, progress)
         warnings += result.warnings()
         base.heads = {}
         if graded is not None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import TypeAdapter
 
+from bixse.data.collection import collection_folders
+from bixse.data.pairs_files import pairs_files
+from bixse.encoders.loading.build import build_encoder, model_name
 from bixse.encoders.loading.standardise import Standardised  # noqa: TC001 pydantic reads it
 from bixse.errors import InputError, InterruptedRunError, TrainingError
+from bixse.files.files import work_folders
 from bixse.losses.relevance_head import trained_head
+from bixse.report.table import Cell, Table
 from bixse.training.checks import check_learned, embedding_spreads, warn_of_no_gain
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TrainConfig
+from bixse.training.dev_evaluation import dev_figures
 from bixse.training.distributed import RunGuard, any_process, check_agreement, is_main_process
 from bixse.training.finish import merge_tuned, save_model, weights_to_merge_with
 from bixse.training.inputs import open_training
@@ -25,7 +32,13 @@ from bixse.training.merge import MergeResult  # noqa: TC001 pydantic reads it
 from bixse.training.setup import make_parts, make_trainer
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.training.loop.trainer import GradedTrainer
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,98 @@ class TrainResult:
         return {name: value for name, value in asdict(self).items() if name not in ("model_path", "reused")}
 
 
-def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "train") -> TrainResult:
+@dataclass(frozen=True)
+class Trained(Table):
+    """A trained model in memory, with the log of its training; prints as a few lines.
+
+    Example:
+        ::
+
+            trained = train("demo", pairs, dev=dev)
+            trained.model.relevance("copy a folder", ["shutil.copytree", "os.remove"])
+    """
+
+    model: RelevanceModel
+    history: list[dict[str, Any]] = field(repr=False)
+    """Log entries, one per step and one per dev evaluation."""
+    merge: MergeResult | None = field(repr=False)
+    """The merge with the base model's weights; None without a merge."""
+    warnings: list[str]
+    folder: Path | None
+    """Folder of the run; None without `out`."""
+
+    def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+        dev, losses = dev_figures(self.history), [entry["loss"] for entry in self.history if "loss" in entry]
+        rows: list[list[Cell]] = [["steps", len(losses)]]
+        rows += [["loss, first to last step", f"{losses[0]:.4f} to {losses[-1]:.4f}"]] if losses else []
+        rows += [[f"nDCG@10 on dev at step {step}", figure] for step, figure in dev.items()]
+        if self.merge is not None:
+            rows += [["merge weight", self.merge.weight], ["nDCG@10 on dev, merged", self.merge.dev(self.merge.weight)]]
+        return ["trained", "figure"], rows
+
+
+def train(
+    model: str | Path | SentenceTransformer,
+    pairs: Any,
+    *,
+    dev: Any = None,
+    guard: Any = None,
+    out: str | Path | None = None,
+    verbose: bool = True,
+    **settings: Any,
+) -> Trained:
+    """Train an encoder on graded pairs, by default with BiXSE, and merge it with the base model on dev.
+
+    Args:
+        model: a name such as "demo", a folder, or a `SentenceTransformer`, which stays as it is.
+        pairs: a `Dataset`, a frame, an Arrow table, a list of dictionaries (query, document, relevance), or paths.
+        dev: a collection that selects checkpoint and merge weight: a folder, a `Collection`, or three dictionaries
+            (queries, corpus, qrels); or a list of several.
+        guard: a collection that must not get worse, in the same forms.
+        out: folder of the run. The same call continues an interrupted run from it, and reads a finished one. None
+            trains in a temporary folder, which is removed: nothing can be resumed.
+        verbose: show progress.
+        settings: options of `bixse train` under the same names, such as `loss`, `seed` or `num_train_epochs`.
+
+    Raises:
+        InputError: model, pairs, collection or settings cannot be used.
+        InterruptedRunError: Ctrl-C; `model` of the error is that of the last checkpoint, or None.
+
+    Example:
+        >>> pairs = [
+        ...     {"query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0},
+        ...     {"query": "delete a file", "document": "os.remove", "relevance": 1.0},
+        ... ]
+        >>> trained = train("static:demo", pairs, num_train_epochs=1, global_batch_size=2, verbose=False)
+        >>> len(trained.model.relevance("copy a folder", ["shutil.copytree", "os.remove"])), trained.merge
+        (2, None)
+    """
+    with work_folders(out, "train") as (folder, run):
+        config = TrainConfig.of_options(
+            settings,
+            model=model_name(model, folder / "model"),
+            pairs=pairs_files(pairs, folder),
+            dev=collection_folders(dev, folder / "dev", settings.get("dev_split", "dev")) or None,
+            guard=collection_folders(guard, folder / "guard", settings.get("guard_split", "test")) or None,
+        )
+        if out is None:
+            log.warning("train: checkpoints are in %s until the end, and nothing can be resumed; out= keeps them", run)
+        try:
+            result = train_into(config, run, verbose)
+        except InterruptedRunError as error:
+            checkpoint, _ = checkpoint_to_resume(run / CHECKPOINT_FOLDER)
+            stopped = (
+                error if out is not None else InterruptedRunError("train: got Ctrl-C; `model` is the model so far")
+            )
+            stopped.model = checkpoint and build_encoder(checkpoint)  # type: ignore[attr-defined]
+            raise stopped from error
+        for line in result.warnings:
+            log.warning("%s", line)
+        trained = build_encoder(result.model_path, trust_remote_code=config.trust_remote_code)
+    return Trained(trained, result.history, result.merge, result.warnings, None if out is None else run)
+
+
+def train_into(config: TrainConfig, out: Path, progress: bool = True, title: str = "train") -> TrainResult:
     """Train an encoder on graded pairs and save it to `out/model` with `out/run.json`.
 
     A second call with the same configuration and precision continues an interrupted run from its last checkpoint, and

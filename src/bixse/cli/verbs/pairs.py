@@ -75,10 +75,10 @@ LISTED = 10
 
 def run_mine(config: MineConfig, options: Options) -> CommandResult:
     """Mine pairs, and return the next command, which grades them."""
-    from bixse.preparing.mine import mine
+    from bixse.preparing.mine import mine_into
     from bixse.progress import progress_bar
 
-    result = mine(config, options.folder, progress_bar)
+    result = mine_into(config, options.folder, progress_bar)
     missing = result.without_candidates
     warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
     if missing:

@@ -16,9 +16,9 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
     if options.dry_run:
         return _plan(config, options.folder)
     from bixse.training.dev_evaluation import dev_figures
-    from bixse.training.recipe import train
+    from bixse.training.recipe import train_into
 
-    result = train(config, options.folder)
+    result = train_into(config, options.folder)
     figures = dev_figures(result.history)
     precision = config.resolved().precision
     metrics: dict[str, Any] = {"best_step": result.best_step, "precision": precision}
@@ -91,9 +91,9 @@ TRAIN = Verb(TrainConfig, Options, run_train, out=OUT, dry_run=DRY_RUN, first=FI
 
 def run_merge(config: MergeModelsConfig, options: ComputingOptions) -> CommandResult:
     """Merge models, and return the changes."""
-    from bixse.training.merge_models import merge_models
+    from bixse.training.merge_models import merge_into
 
-    merged = merge_models(config, options.folder, progress=True)
+    merged = merge_into(config, options.folder, progress=True)
     lines = [f"{'already merged' if merged.reused else 'merged'}: {merged.model_path}", *merged.result.lines()]
     artifacts = {"model": str(merged.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), asdict(merged.result), artifacts, merged.warnings)

@@ -304,6 +304,22 @@ def _resolve(name_or_path: str | Path) -> str | Path:
     return name_or_path
 
 
+def model_name(model: str | Path | SentenceTransformer, folder: Path) -> str:
+    """Return the name or folder of a model to load; save a `SentenceTransformer` into `folder`."""
+    from sentence_transformers import SentenceTransformer
+
+    if isinstance(model, SentenceTransformer):
+        with quiet_loading():
+            model.save_pretrained(str(folder), create_model_card=False)
+        return str(folder)
+    if not isinstance(model, str | Path):
+        raise InputError(
+            f"model: got {type(model).__name__}; expected a name, a folder or a SentenceTransformer; fix: give the "
+            "model first and settings as keywords, as in bixse.train('demo', pairs, seed=1)"
+        )
+    return str(model)
+
+
 def model_hashes(model: str | Path) -> dict[str, str]:
     """Hash the files that a model folder's ranking depends on (not its head); {} without a model folder."""
     folder = Path(str(model).removeprefix(STATIC))
