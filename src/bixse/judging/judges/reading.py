@@ -184,7 +184,8 @@ _LABEL = rf"{_NAME}{_MARK}*+[^\S\n]*+[:=]{_OPENING}"
 _LAST_KEY = rf"""\{{[^\n]*,\s*+["']{_LABEL}"""  # of a one-line JSON object; a single key fits `_LABEL`
 _AFTER = rf"(?:{_MARK}|\s)*+[.!]?(?:{_MARK}|\s)*+\Z"
 _LEFT_ALONE = rf"(?![.,]\d)(?={_MARK}*+[^\S\n]*+(?:[.,:;!(<\n]|[-–—]\s|\Z))"
-_NUMBER = r"(?<![\w.])[-−+]?\d+(?:[.,]\d+)*+(?![\w%])"
+# not `(?:[.,]\d+)*+`: before 3.11.5 Python takes the full stop of "2." for a part of the number
+_NUMBER = r"(?<![\w.])[-−+]?\d+(?:[.,]\d+)*(?![\w%]|[.,]\d)"
 
 
 @dataclass(frozen=True)
