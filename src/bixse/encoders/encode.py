@@ -85,7 +85,7 @@ def encode_here(
     progress: Callable[[int], None] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Embed distinct texts, each after `prompt`; see `encode_and_count`."""
-    was_training, device = model.training, model.device
+    was_training, device, on_gpu = model.training, model.device, model.device.type == "cuda"
     model.eval()
     order, size = by_length(texts), TEXTS_PER_BLOCK[device.type]
     blocks = [order[start : start + size] for start in range(0, len(texts), size)]
@@ -101,7 +101,6 @@ def encode_here(
         if progress is not None:
             progress(len(rows))
 
-    on_gpu = device.type == "cuda"
     try:
         tokenise = _tokeniser(model, texts, order, kind, prompt)
         with closing(ahead(tokenise, blocks, BLOCKS_AHEAD[device.type])) as tokenised:
@@ -129,7 +128,7 @@ def _tokeniser(
     model: SentenceTransformer, texts: Sequence[str], order: NDArray[np.int64], kind: Kind, prompt: str | None
 ) -> Callable[[NDArray[np.int64]], tuple[dict[str, Any], ArrayLike]]:
     """Return a function from rows of the texts to features, and 1 or True for a text that was cut."""
-    preprocess: Callable[..., dict[str, Any]] = partial(model.preprocess, prompt=prompt, task=kind)
+    preprocess: Callable[..., Any] = partial(model.preprocess, prompt=prompt, task=kind)
     sample = [texts[row] for row in order[[0, -1]]] if BLOCKS_AHEAD[model.device.type] and len(order) else []
     only_ids = bool(sample) and _ids_suffice(preprocess, sample)
     options = {"processing_kwargs": _ONLY_IDS} if only_ids else {}
@@ -139,7 +138,10 @@ def _tokeniser(
         features = preprocess([texts[row] for row in rows], **options)
         # slow tokenizers do not tell what they cut
         cut = [bool(part.overflowing) for part in getattr(features, "encodings", None) or ()] or 0
-        tensors = _padded_right(features, pad) if only_ids else dict(features)
+        tensors, ids = dict(features), features.get("input_ids")
+        if only_ids:
+            lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+            tensors |= padded_right(np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum()), lengths, pad)
         if model.device.type == "cuda":
             tensors = {n: v.pin_memory() if isinstance(v, torch.Tensor) else v for n, v in tensors.items()}
         return tensors, cut
@@ -160,15 +162,13 @@ def _ids_suffice(preprocess: Callable[..., dict[str, Any]], sample: list[str]) -
     return simple and bool(ids == preprocess(sample, processing_kwargs=_ONLY_IDS)["input_ids"])
 
 
-def _padded_right(features: Mapping[str, Any], pad: int) -> dict[str, Any]:
-    """Return features of lists of token ids as tensors; `lengths` (N,) stays an array in host memory."""
-    ids = features["input_ids"]
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    is_token = np.arange(lengths.max()) < lengths[:, None]
+def padded_right(ids: NDArray[Any], lengths: NDArray[np.int64], pad: int) -> dict[str, Any]:
+    """Pad the ids of N texts on the right by NumPy: torch would start threads. `lengths` (N,) stay an array."""
+    is_token = np.arange(max(1, lengths.max())) < lengths[:, None]
     tokens = np.full(is_token.shape, pad, dtype=np.int64)
-    tokens[is_token] = np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum())
+    tokens[is_token] = ids
     tensors = {"input_ids": torch.from_numpy(tokens), "attention_mask": torch.from_numpy(is_token.astype(np.int64))}
-    return {**features, **tensors, "lengths": lengths}
+    return {**tensors, "lengths": lengths}
 
 
 def by_length(texts: Sequence[str]) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ import tokenizers
 import torch
 from numpy.typing import NDArray
 
-from bixse.encoders.encode import by_length, tokenizer_content
+from bixse.encoders.encode import by_length, padded_right, tokenizer_content
 from bixse.encoders.loading.backbones import LONG_TEXT, parts_of, reading_at_most
 from bixse.errors import StorageError
 from bixse.files.files import TOKENS_FOLDER, atomic_file, storage_errors
@@ -65,18 +65,12 @@ class Tokens:
         if not np.array_equal(self.numbers[np.minimum(rows, len(self.numbers) - 1)], numbers):
             return None
         lengths = self.lengths[rows]
-        inside = np.arange(max(1, lengths.max())) < lengths[:, None]
-        ids = np.full(inside.shape, self.form.padding, dtype=np.int64)
         before = np.cumsum(lengths) - lengths
-        ids[inside] = self.ids[np.repeat(self.starts[rows] - before, lengths) + np.arange(lengths.sum())]
-        constants = {name: np.full(inside.shape, value) for name, value in self.form.constants.items()}
-        arrays = {"input_ids": ids, "attention_mask": inside.astype(np.int64), **constants}
-        # made by NumPy: torch would start threads of its own beside those of the encoder
-        return {
-            **{name: torch.from_numpy(array) for name, array in arrays.items()},
-            **self.form.others,
-            "lengths": lengths,
-        }
+        ids = self.ids[np.repeat(self.starts[rows] - before, lengths) + np.arange(lengths.sum())]
+        padded = padded_right(ids, lengths, self.form.padding)
+        shape = padded["input_ids"].shape
+        constants = {name: torch.from_numpy(np.full(shape, value)) for name, value in self.form.constants.items()}
+        return {**padded, **constants, **self.form.others}
 
 
 class Tokenisation(NamedTuple):
