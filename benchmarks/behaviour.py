@@ -31,7 +31,7 @@ from importlib import import_module
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path += [str(TESTS), str(TESTS / "preparing")]  # helpers.tiny_judges; source_files: what `convert` is tried on
+sys.path += [str(TESTS), str(TESTS / "converting")]  # helpers.tiny_judges; source_files: what `convert` is tried on
 FIXED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BIXSE_PRECISION": "float32", "TOKENIZERS_PARALLELISM": "false"}
 os.environ.update(FIXED)  # before torch is imported
 LEFT_OUT = re.compile(

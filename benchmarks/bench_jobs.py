@@ -100,8 +100,8 @@ def write_pairs(
 
 def convert_rows(folder: Path) -> str:
     """Convert rows of JSONL."""
-    from bixse.preparing.convert import convert
-    from bixse.preparing.convert_settings import ConvertSettings
+    from bixse.converting.convert import convert
+    from bixse.converting.convert_settings import ConvertSettings
 
     convert(ConvertSettings(source="table", path=folder / "rows.jsonl", scale=(0, 3)), folder / "out")
     return bytes_of(folder / "out")
@@ -152,8 +152,8 @@ def write_corpus(folder: Path, size: int, indexed: bool = False) -> None:
 
 def write_index(folder: Path) -> str:
     """Encode the corpus and write the index."""
-    from bixse.scale.index.index_settings import IndexSettings
-    from bixse.scale.index.make_index import make_index
+    from bixse.index.index_settings import IndexSettings
+    from bixse.index.make_index import make_index
 
     make_index(IndexSettings(model=str(folder / "model"), collection=folder, cache="none"), folder / "index")
     return bytes_of(folder / "index")
@@ -161,8 +161,8 @@ def write_index(folder: Path) -> str:
 
 def mine_pairs(folder: Path, retriever: str) -> str:
     """Mine with the encoder or with the index."""
-    from bixse.preparing.mine import mine_into
-    from bixse.preparing.mine_settings import MineConfig
+    from bixse.mining.mine import mine_into
+    from bixse.mining.mine_settings import MineConfig
 
     config = MineConfig(collection=folder, retrievers=(str(folder / retriever),), cache="none")
     return f"{mine_into(config, folder / 'out').pairs} pairs"

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bixse.data.collection import Document
-from bixse.scale.index import lance
-from bixse.scale.index.index_files import EncoderIdentity, Manifest
-from bixse.scale.index.vector_store import connect
+from bixse.index import lance
+from bixse.index.index_files import EncoderIdentity, Manifest
+from bixse.index.vector_store import connect
 from bixse.search.exact import exact_search
 from measuring import OUT, Option, middle, options, show, timed
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from bixse.scale.index.vector_store import VectorStore
+    from bixse.index.vector_store import VectorStore
 
 QDRANT_NAME = "bixse-bench"
 SAME_SCORE = 1e-6
@@ -55,7 +55,7 @@ def main() -> None:
         names = [f"lancedb:{folder}/documents", *([f"qdrant:{given.qdrant}/{QDRANT_NAME}"] if given.qdrant else [])]
         show((row for name in names for row in measure(name, given, Path(folder))), given.out)
     if given.qdrant:
-        from bixse.scale.index.qdrant import connected
+        from bixse.index.qdrant import connected
 
         connected(given.qdrant).delete_collection(QDRANT_NAME)
 

@@ -55,7 +55,7 @@ import numpy as np
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import demo_model_path, quiet_loading
@@ -230,7 +230,7 @@ def measured(meter: Meter, bixse: bool) -> Iterator[None]:
 
 def drawn_groups(case: Case, seed: int) -> list[QueryGroup]:
     """Draw queries of the train split with K documents each, the best one first."""
-    groups = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE).groups()
+    groups = Pairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE).groups()
     usable = [group for group in groups if len(group.documents) >= case.documents]
     if len(usable) < case.queries:
         raise SystemExit(
@@ -254,7 +254,7 @@ def train_bixse(settings: dict[str, Any], groups: Sequence[QueryGroup], case: Ca
         for group in groups
         for document, relevance in zip(group.documents, group.relevance, strict=True)
     ]
-    save_graded_pairs(GradedPairs.from_rows(rows), folder / "train.jsonl")
+    save_graded_pairs(Pairs.from_rows(rows), folder / "train.jsonl")
     if case.model != "demo":
         settings = {**settings, "model": case.model, "bidirectional": True, "pooling": "mean"}
     config = TrainConfig(

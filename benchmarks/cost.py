@@ -15,9 +15,9 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
+from bixse.index.index_files import GROUP_ROWS, shard_rows
 from bixse.judging.grade import ROWS
 from bixse.losses.tiles.products import DEVICE_TILE_BYTES
-from bixse.scale.index.index_files import GROUP_ROWS, shard_rows
 from measuring import Option, options
 
 if TYPE_CHECKING:

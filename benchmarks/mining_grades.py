@@ -18,14 +18,14 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from bixse.data.collection import save_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
 from bixse.evaluation.statistics import wilson_interval
-from bixse.preparing.candidates import Strategy, rank_band
-from bixse.preparing.mine import mine_into
-from bixse.preparing.mine_settings import MineConfig
-from bixse.preparing.mined_pairs import MINED_FILE
+from bixse.mining.candidates import Strategy, rank_band
+from bixse.mining.mine import mine_into
+from bixse.mining.mine_settings import MineConfig
+from bixse.mining.mined_pairs import MINED_FILE
 from bixse.report.table import format_markdown
 from measuring import Option, options
 
@@ -35,12 +35,12 @@ KNOWN = "top, one known"
 STRATEGIES: dict[str, Strategy] = {"spread": "spread", "top": "top", KNOWN: "top", "one": "one"}
 
 
-def known_best(graded: GradedPairs) -> GradedPairs:
+def known_best(graded: Pairs) -> Pairs:
     """Return the judged document of the highest grade of each query."""
     rows: dict[str, dict] = {}
     for row in sorted(graded.rows(), key=lambda row: (-row["relevance"], row["document_id"])):
         rows.setdefault(row["query_id"], row)
-    return GradedPairs.from_rows(rows.values())
+    return Pairs.from_rows(rows.values())
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
     sets = Option(len(RETRIEVERS), "sets of retrievers, from BM25 on")
     given = options(__doc__, quick={"max_queries": 5, "sets": 1}, max_queries=int, sets=sets)
     collection = load_pydocs()
-    graded = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE)
+    graded = Pairs.from_collection(collection, "train", PYDOCS_SCALE)
     qrels = collection.qrels["train"]
     grades: list[list[Any]] = []
     shares: list[list[Any]] = []

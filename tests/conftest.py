@@ -171,14 +171,14 @@ def decoder_path(tiny_model_path, tmp_path_factory):
 def actions(tmp_path_factory):
     """Folder of a collection of actions (splits train, dev, test); its parent holds the training pairs."""
     from bixse.data.collection import save_collection
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.graded_pairs import Pairs
     from bixse.data.pairs_files import save_graded_pairs
     from bixse.relevance import GradeScale
     from helpers.toy import action_collection
 
     folder, collection = tmp_path_factory.mktemp("actions") / "actions", action_collection()
     save_collection(collection, folder)
-    pairs = GradedPairs.from_collection(collection, "train", GradeScale(0, 3))
+    pairs = Pairs.from_collection(collection, "train", GradeScale(0, 3))
     save_graded_pairs(pairs, folder.parent / "pairs.jsonl")
     return folder
 

@@ -43,7 +43,7 @@ def all_texts():
     for path in sorted(SOURCES.rglob("*.py")):
         for text in texts_of(ast.parse(path.read_text(encoding="utf-8"))):
             yield path.name, text
-        if path.parent.name == "preparing":  # the fixes of rows are arguments of their own
+        if path.parent.name == "converting":  # the fixes of rows are arguments of their own
             yield from ((path.name, f"fix: {text}") for text in texts_of(ast.parse(path.read_text(encoding="utf-8"))))
 
 

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 40_057, "lines of code": 28_136, "modules": 227, "modules with one importer": 46,
-          "imports per module, mean": 6.59, "imports per module, highest": 19, "lines reached from train": 14_650,
+LIMITS = {"lines": 40_045, "lines of code": 28_125, "modules": 227, "modules with one importer": 46,
+          "imports per module, mean": 6.59, "imports per module, highest": 19, "lines reached from train": 14_640,
           "lines reached from evaluate": 7_869, "classes of settings": 45, "settings": 285}  # fmt: skip
 
 

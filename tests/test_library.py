@@ -243,7 +243,7 @@ def test_wrong_queries_corpus_and_models_are_refused_at_the_call():
 
 
 NAMES = """
-BiXSELoss BudgetReached Calibration Comparisons Evaluation GradedInformationRetrievalEvaluator GradedPairs Judge
+BiXSELoss BudgetReached Calibration Comparisons Evaluation GradedInformationRetrievalEvaluator Pairs Judge
 Merged NotReachable SaveRelevanceHead Trained calibrate calibrate_scores collection_task compare evaluate grade merge
 mine train
 """.split()  # noqa: SIM905

@@ -13,7 +13,19 @@ SOURCE = Path(bixse.__file__).parent
 NOUNS = ["errors", "progress", "relevance", "results", "machine", "extensions", "files", "settings"]
 CORE = [*NOUNS, "data", "report", "encoders", "losses", "search", "evaluation", "calibration", "training"]
 """What a user needs to train, merge, evaluate, calibrate, search and report."""
-SATELLITES = ["scale", "preparing", "judging", "adapters", "lab", "ui", "export"]
+SATELLITES = [
+    "engine",
+    "index",
+    "converting",
+    "mining",
+    "judging",
+    "audit",
+    "adapters",
+    "suites",
+    "lab",
+    "ui",
+    "export",
+]
 """They import the core. The core never imports them; it asks `bixse.extensions` for their objects."""
 ORDER = [*CORE, *SATELLITES, "cli"]
 """From the top down; each room may import itself and earlier rooms."""
@@ -36,12 +48,16 @@ BUDGET = {
     "search": (800, 22),
     "evaluation": (1990, 54),
     "calibration": (1250, 40),
-    "training": (3580, 121),
-    "scale": (1830, 48),
-    "preparing": (2930, 70),
-    "judging": (7270, 115),
+    "training": (3820, 125),
+    "engine": (380, 4),
+    "index": (1210, 39),
+    "converting": (2050, 35),
+    "mining": (890, 35),
+    "judging": (5440, 64),
+    "audit": (1210, 32),
     "adapters": (320, 16),
-    "lab": (4170, 142),
+    "suites": (1100, 36),
+    "lab": (3700, 129),
     "ui": (2680, 78),
     "export": (630, 38),
     "cli": (1820, 97),

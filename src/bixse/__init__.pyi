@@ -3,13 +3,13 @@
 # ruff: isort: skip_file
 
 # Pairs: query, document, relevance
-from .data.graded_pairs import GradedPairs as GradedPairs
+from .data.graded_pairs import Pairs as Pairs
 from .data.pairs_files import load_graded_pairs as load_graded_pairs
 from .data.pairs_files import load_pairs as load_pairs
 from .relevance import GradeScale as GradeScale
-from .preparing.mine import mine as mine
-from .preparing.convert import convert as convert
-from .preparing.convert_settings import ConvertSettings as ConvertSettings
+from .mining.mine import mine as mine
+from .converting.convert import convert as convert
+from .converting.convert_settings import ConvertSettings as ConvertSettings
 
 # Collections and systems: what is evaluated, and what came out
 from .evaluation.evaluate import evaluate as evaluate
@@ -22,9 +22,9 @@ from .data.collection import load_collection as load_collection
 from .evaluation.tasks import collection_task as collection_task
 from .evaluation.systems import EncoderSystem as EncoderSystem
 from .search.search_collection import search_collection as search_collection
-from .scale.index.make_index import make_index as make_index
-from .scale.index.search import open_index as open_index
-from .scale.index.index_settings import IndexSettings as IndexSettings
+from .index.make_index import make_index as make_index
+from .index.search import open_index as open_index
+from .index.index_settings import IndexSettings as IndexSettings
 
 # Judges: who grades
 from .judging.open_judge import Judge as Judge
@@ -32,11 +32,11 @@ from .judging.grade import grade as grade
 from .judging.grade import BudgetReached as BudgetReached
 from .judging.open_judge import GradeConfig as GradeConfig
 from .judging.rubrics import load_rubric as load_rubric
-from .judging.audit.audit import audit_judges as audit_judges
-from .judging.audit.audit_settings import AuditSettings as AuditSettings
-from .judging.audit.calibrate_grades import calibrate_grades as calibrate_grades
-from .judging.audit.audit_settings import GradeMapSettings as GradeMapSettings
-from .judging.audit.few_labels import evaluate_few_labels as evaluate_few_labels
+from .audit.audit import audit_judges as audit_judges
+from .audit.audit_settings import AuditSettings as AuditSettings
+from .audit.calibrate_grades import calibrate_grades as calibrate_grades
+from .audit.audit_settings import GradeMapSettings as GradeMapSettings
+from .lab.few_labels import evaluate_few_labels as evaluate_few_labels
 
 # Models and losses: what is trained
 from .encoders.relevance_model import RelevanceModel as RelevanceModel
@@ -73,8 +73,8 @@ from .lab.sweep import sweep as sweep
 from .lab.lab_config import SweepConfig as SweepConfig
 from .lab.studies.run_study import run_study as run_study
 from .lab.lab_config import StudyConfig as StudyConfig
-from .lab.suites.suite_run import evaluate_suite as evaluate_suite
-from .lab.suites.suite_result import SuiteResult as SuiteResult
-from .lab.suites.known_suites import SUITES as SUITES
+from .suites.suite_run import evaluate_suite as evaluate_suite
+from .suites.suite_result import SuiteResult as SuiteResult
+from .suites.known_suites import SUITES as SUITES
 
 __version__: str

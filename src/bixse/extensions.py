@@ -6,8 +6,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 EXTENSIONS = {
-    "index": "bixse.scale.index.search:open_index_system",
-    "sharding": "bixse.scale.sharding:ShardedTrainer",
+    "index": "bixse.index.search:open_index_system",
+    "sharding": "bixse.training.sharding:ShardedTrainer",
 }
 """Name -> module and object of a satellite. The core must not import it at the top: `extension` does on first use."""
 

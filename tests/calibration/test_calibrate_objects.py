@@ -3,7 +3,7 @@ import pandas
 import pytest
 from sklearn.calibration import calibration_curve
 
-from bixse import GradedPairs, NotReachable, RelevanceModel, calibrate
+from bixse import NotReachable, Pairs, RelevanceModel, calibrate
 from bixse.calibration.calibrate_files import calibrate_into
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.data.pairs_files import load_graded_pairs
@@ -12,7 +12,7 @@ from bixse.relevance import GradeScale
 from helpers.toy import action_collection
 
 COLLECTION = action_collection(splits=False)
-PAIRS = GradedPairs.from_collection(COLLECTION, "test", GradeScale(0, 3))
+PAIRS = Pairs.from_collection(COLLECTION, "test", GradeScale(0, 3))
 
 
 def scored(number=300, noise=0.5, seed=0):

@@ -22,7 +22,7 @@ import pytest
 
 from bixse.calibration.calibrate_files import CUTS_FILE, calibrate_into, cuts_of, write_export
 from bixse.calibration.calibrate_settings import CalibrateSettings
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
@@ -262,7 +262,7 @@ def calibrated(request, tmp_path_factory, tiny_model_path):
         for n, word in enumerate(words)
         for step in range(4)
     ]
-    save_graded_pairs(GradedPairs.from_rows(rows), folder / "pairs.csv")
+    save_graded_pairs(Pairs.from_rows(rows), folder / "pairs.csv")
     chosen = {"model": str(folder / "prompted"), "pairs": folder / "pairs.csv", "prior": 0.1, "anyway": True}
     chosen["dimensions"] = request.param
     calibrate_into(CalibrateSettings(**chosen, export=(0.12, 0.06)), folder / "out")

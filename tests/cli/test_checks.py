@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bixse.data.collection import Collection, Document, save_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.files.rows import write_rows
 from helpers.command import call
@@ -36,7 +36,7 @@ def files(tmp_path, tiny_model_path):
         for word in WORDS
         for other in WORDS
     ]
-    save_graded_pairs(GradedPairs.from_rows(rows), tmp_path / "pairs.csv")
+    save_graded_pairs(Pairs.from_rows(rows), tmp_path / "pairs.csv")
     return {"COLLECTION": tmp_path / "words", "PAIRS": tmp_path / "pairs.csv", "MODEL": tiny_model_path,
             "INDEX": tmp_path / "index", "OUT": tmp_path / "out", "QUERIES": tmp_path / "words/queries.jsonl",
             "CORPUS": tmp_path / "words/corpus.jsonl", "QRELS": tmp_path / "words/qrels/test.tsv",

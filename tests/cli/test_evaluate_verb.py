@@ -11,9 +11,9 @@ from bixse.data.trec import read_qrels, read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError
 from bixse.files.files import cache_folder
-from bixse.preparing.mine import mine_into
-from bixse.preparing.mine_settings import MineConfig
-from bixse.scale.index.search import open_index
+from bixse.index.search import open_index
+from bixse.mining.mine import mine_into
+from bixse.mining.mine_settings import MineConfig
 from helpers.command import call, refused, result_of
 from helpers.toy import save_toy
 

@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bixse.audit.calibrate_grades import GradeMap
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError, OutputExistsError
-from bixse.judging.audit.calibrate_grades import GradeMap
 from helpers.command import call, result_of
 from helpers.row_files import jsonl
 

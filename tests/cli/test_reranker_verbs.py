@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model, load_scorer
@@ -86,7 +86,7 @@ def test_calibrate_fits_the_head_of_a_reranker(capsys, reranker, pairs, tmp_path
     middle = sorted(logits)[len(logits) // 2]
     for row, logit in zip(pairs, logits, strict=True):
         row["relevance"] = float(logit > middle)
-    save_graded_pairs(GradedPairs.from_rows(pairs), tmp_path / "pairs.jsonl")
+    save_graded_pairs(Pairs.from_rows(pairs), tmp_path / "pairs.jsonl")
     words = ("calibrate", reranker, "--pairs", tmp_path / "pairs.jsonl", "--anyway")  # 12 queries tell nothing
     assert "task" in refused(capsys, *words, "--task", "x")
     assert "dimensions" in refused(capsys, *words, "--dimensions", "16")

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from bixse.calibration import calibrate_head
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document, save_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead, Threshold, load_heads
 from bixse.encoders.loading.build import build_encoder, load_relevance_model, model_hashes
@@ -36,7 +36,7 @@ def make_pairs(folder, queries=24, relevance=(1.0, 0.0), noise=0):
         for position, query in enumerate(WORDS[:queries])
         for step in range(5)
     ]
-    save_graded_pairs(GradedPairs.from_rows(rows), folder / "pairs.csv")
+    save_graded_pairs(Pairs.from_rows(rows), folder / "pairs.csv")
     return folder / "pairs.csv"
 
 
@@ -204,7 +204,7 @@ def test_what_is_no_better_than_a_constant_is_saved_only_on_purpose(capsys, mode
         for position in generator.permutation(len(WORDS))[:6]
     ]
     share = np.mean([row["relevance"] for row in rows])
-    save_graded_pairs(GradedPairs.from_rows(rows), tmp_path / "pairs.csv")
+    save_graded_pairs(Pairs.from_rows(rows), tmp_path / "pairs.csv")
     (worse := RelevanceHead(20.0, 0.0)).save(model)  # it gives probability 1 to everything: calibration helps
     for out in (None, tmp_path / "out"):
         words = ["calibrate", model, "--pairs", tmp_path / "pairs.csv", *(["--out", out] if out else [])]

@@ -39,7 +39,7 @@ ODD_ENDS = ("none", "refuse", "off", "filter", "message-refusal")
 SLOW = """
 import sys, time
 from bixse.cli.main import main
-from bixse.scale.index.make_index import EncodeShards
+from bixse.index.make_index import EncodeShards
 from bixse.training.loop.checkpoints import StepLog
 def slowed(method):
     def slow(*arguments, **options):
@@ -78,7 +78,7 @@ def steps_in(folder):
 def save_inputs():
     """Save a collection, its training pairs, and pairs whose documents tell the server how to answer."""
     from bixse.data.collection import save_collection
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.graded_pairs import Pairs
     from bixse.data.pairs_files import save_graded_pairs
     from bixse.relevance import GradeScale
     from helpers.chat_server import planted
@@ -86,7 +86,7 @@ def save_inputs():
 
     actions = action_collection()
     save_collection(actions, Path("collection"))
-    save_graded_pairs(GradedPairs.from_collection(actions, "train", GradeScale(0, 3)), Path("pairs.jsonl"))
+    save_graded_pairs(Pairs.from_collection(actions, "train", GradeScale(0, 3)), Path("pairs.jsonl"))
     judged = [planted(f"d{n}", WITH_GRADE[n % 4 :] + WITH_GRADE[: n % 4]) for n in range(24)]
     odd = [planted(f"odd-{end}", WITH_GRADE, end=end) for end in ODD_ENDS]
     for name, documents in {ANSWERED: judged, "odd.jsonl": odd}.items():

@@ -8,7 +8,7 @@ from datasets import Dataset, DatasetDict
 from bixse.data import columns
 from bixse.data.collection import Collection, Document
 from bixse.data.columns import text_id
-from bixse.data.graded_pairs import GradedPairs, with_random_negatives
+from bixse.data.graded_pairs import Pairs, with_random_negatives
 from bixse.data.pairs_files import as_pairs
 from bixse.errors import InputError
 from bixse.files import parquet
@@ -25,7 +25,7 @@ TABLE = pa.table({"query": ["a", "b"], "document": ["x", "y"], "label": [1.0, 0.
 def from_judged(judged, split="test"):
     corpus = {"d1": Document("copy", "copies"), "d2": Document("", "moves")}
     collection = Collection("toy", corpus, {"q1": "copy a file"}, {"test": judged, "empty": {}})
-    return GradedPairs.from_collection(collection, split, GradeScale(0, 3))
+    return Pairs.from_collection(collection, split, GradeScale(0, 3))
 
 
 @pytest.mark.parametrize(
@@ -52,23 +52,23 @@ def test_collection_becomes_pairs():
 
 
 def test_groups_have_the_order_of_first_appearance():
-    first, second = GradedPairs.from_rows(ROWS).groups()
+    first, second = Pairs.from_rows(ROWS).groups()
     assert (first.query_id, first.document_ids, first.relevance, first.task) == ("q1", ["d1", "d3"], [1.0, 0.0], None)
     assert (second.query_id, second.document_ids, second.task) == ("q2", ["d2"], "t")
 
 
 def test_missing_ids_are_made_from_the_text():
     rows = [{"query_id": "q1", "query": "a", "document": "a", "relevance": 1}, {**ROWS[1], "query_id": None}]
-    assert GradedPairs.from_rows(rows).query_ids == ["q1", text_id("move")]
-    assert GradedPairs.from_rows(rows).document_ids[0] == "ca978112ca1bbdca"  # sha256sum of "a"
+    assert Pairs.from_rows(rows).query_ids == ["q1", text_id("move")]
+    assert Pairs.from_rows(rows).document_ids[0] == "ca978112ca1bbdca"  # sha256sum of "a"
 
 
 def test_hash_is_stable_and_depends_on_every_column():
-    pairs = GradedPairs.from_rows(ROWS)
+    pairs = Pairs.from_rows(ROWS)
     assert pairs.content_hash() == "389c511a9bc6b91b1ce818d400226dad21461e7f31a310f2cf7532337e48564b"
     for change in ({"query_id": "x"}, {"query": "x"}, {"document_id": "x"}, {"document": "x"}, {"relevance": 0.99}):
-        assert GradedPairs.from_rows([{**ROWS[0], **change}, *ROWS[1:]]).content_hash() != pairs.content_hash()
-    assert GradedPairs.from_rows(ROWS[::-1]).content_hash() != pairs.content_hash()
+        assert Pairs.from_rows([{**ROWS[0], **change}, *ROWS[1:]]).content_hash() != pairs.content_hash()
+    assert Pairs.from_rows(ROWS[::-1]).content_hash() != pairs.content_hash()
 
 
 @pytest.mark.parametrize(
@@ -85,31 +85,31 @@ def test_hash_is_stable_and_depends_on_every_column():
 )
 def test_missing_column_or_invalid_value_is_refused(columns, fact):
     with pytest.raises(InputError, match=fact):
-        GradedPairs.from_arrow(pa.table(columns))
+        Pairs.from_arrow(pa.table(columns))
 
 
 def test_row_of_a_later_batch_is_named_and_a_stream_of_unknown_length_is_refused():
     wrong = pa.RecordBatch.from_pydict({"query": ["c"], "document": ["z"], "label": [-1.0]})
     with pytest.raises(InputError, match="row 3"):
-        GradedPairs.from_arrow([*TABLE.to_batches(), wrong])
+        Pairs.from_arrow([*TABLE.to_batches(), wrong])
     with pytest.raises(InputError, match="IterableDataset"):
-        GradedPairs.from_dataset(Dataset(TABLE).to_iterable_dataset())
+        Pairs.from_dataset(Dataset(TABLE).to_iterable_dataset())
 
 
 def test_tables_frames_and_data_sets_give_the_same_pairs():
     same = [
-        GradedPairs.from_arrow(TABLE),
-        GradedPairs.from_arrow(iter(TABLE.to_batches(max_chunksize=1))),
+        Pairs.from_arrow(TABLE),
+        Pairs.from_arrow(iter(TABLE.to_batches(max_chunksize=1))),
         as_pairs(TABLE.to_pandas()),
-        GradedPairs.from_dataset(Dataset(TABLE)),
-        GradedPairs.from_dataset(Dataset(pa.concat_tables([TABLE, TABLE])).select([2, 1])),
+        Pairs.from_dataset(Dataset(TABLE)),
+        Pairs.from_dataset(Dataset(pa.concat_tables([TABLE, TABLE])).select([2, 1])),
     ]
     assert len({pairs.content_hash() for pairs in same}) == 1
     assert same[0].relevance.tolist() == [1.0, 0.5]
 
 
 def test_each_key_of_a_dataset_dict_is_a_task():
-    pairs = GradedPairs.from_dataset(DatasetDict({"nli": Dataset(TABLE), "qa": Dataset(TABLE)}))
+    pairs = Pairs.from_dataset(DatasetDict({"nli": Dataset(TABLE), "qa": Dataset(TABLE)}))
     groups = [(group.task, group.query) for group in pairs.groups()]
     assert groups == [("nli", "a"), ("nli", "b"), ("qa", "a"), ("qa", "b")]
     assert len(set(pairs.query_ids)) == 4
@@ -117,21 +117,21 @@ def test_each_key_of_a_dataset_dict_is_a_task():
 
 def test_pairs_on_disk_equal_pairs_in_memory(monkeypatch, cache_path):
     rows = [{**row, "document": f"{row['document']} {number}"} for number in range(500) for row in ROWS]
-    in_memory = GradedPairs.from_rows(rows)
+    in_memory = Pairs.from_rows(rows)
     monkeypatch.setattr(parquet, "BYTES_IN_MEMORY", 1000)
     monkeypatch.setattr(columns, "KEYS_AT_ONCE", 7)
-    on_disk = GradedPairs.from_arrow(in_memory.to_arrow().to_batches(max_chunksize=7))
+    on_disk = Pairs.from_arrow(in_memory.to_arrow().to_batches(max_chunksize=7))
     assert on_disk.content_hash() == in_memory.content_hash()
     assert list(on_disk.groups()) == list(in_memory.groups())
     assert on_disk.document_numbers.tolist() == in_memory.document_numbers.tolist()
-    assert GradedPairs.joined({"a": on_disk}).documents == in_memory.documents
+    assert Pairs.joined({"a": on_disk}).documents == in_memory.documents
     assert not list(cache_path.rglob("*.arrow")), "the file has no name"
 
 
 CORPUS = {f"d{n}": Document("title" if n % 2 else "", f"text {n}") for n in range(200)}
 QRELS = {"train": {"q0": {f"d{n}": 0 for n in range(50)}}, "test": {"q0": {"d50": 3}, "other": {"d60": 1}}}
 COLLECTION = Collection("toy", CORPUS, {"q0": "query 0", "q1": "query 1", "other": "query 2"}, QRELS)
-PAIRS = GradedPairs.from_rows(
+PAIRS = Pairs.from_rows(
     [
         {"query_id": "q0", "query": "query 0", "document_id": "d51", "document": "text 51", "relevance": 1.0},
         {"query_id": "q1", "query": "query 1", "document_id": "own", "document": "title text 53", "relevance": 0.5},

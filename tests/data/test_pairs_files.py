@@ -5,14 +5,14 @@ import shlex
 import pyarrow as pa
 import pytest
 
+from bixse.audit.labels import read_labels
 from bixse.cli.main import main
 from bixse.data.columns import text_id
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import load_graded_pairs, load_pairs, load_scores, load_several, save_graded_pairs
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.rows import write_rows
-from bixse.judging.audit.labels import read_labels
 from helpers.row_files import faults, jsonl
 
 ROW = {"query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
@@ -73,7 +73,7 @@ def test_pairs_to_grade_need_no_relevance(pairs_of):
 def test_several_files_are_one_table_named_by_their_files(tmp_path):
     paths = [tmp_path / "b file.jsonl.gz", tmp_path / "a.csv"]
     for path in paths:
-        save_graded_pairs(GradedPairs.from_rows([{**ROW, "query_id": "1"}]), path)
+        save_graded_pairs(Pairs.from_rows([{**ROW, "query_id": "1"}]), path)
     assert list(load_several(paths).query_ids) == ["a/1", "b_file/1"]
     for wrong in ([], [paths[0], tmp_path / "b_file.tsv"]):
         with pytest.raises(InputError):
@@ -84,8 +84,8 @@ def test_several_files_are_one_table_named_by_their_files(tmp_path):
 def test_pairs_survive_writing_and_reading(tmp_path, suffix):
     path = tmp_path / f"pairs{suffix}"
     with pytest.raises(InputError, match="no pairs"):
-        save_graded_pairs(GradedPairs.from_rows([]), path)
-    pairs = GradedPairs.from_rows([ROW, FULL])
+        save_graded_pairs(Pairs.from_rows([]), path)
+    pairs = Pairs.from_rows([ROW, FULL])
     save_graded_pairs(pairs, path)
     assert list(load_graded_pairs(path).rows()) == list(pairs.rows())
 

@@ -7,9 +7,9 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bixse.engine import Job
 from bixse.errors import StorageError
 from bixse.files.files import write_atomically
-from bixse.scale.engine import Job
 
 if TYPE_CHECKING:
     from pathlib import Path

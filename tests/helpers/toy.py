@@ -51,8 +51,8 @@ def action_collection(splits=True):
 
 def index_of(model, collection, out, **settings):
     """Make an index with a model's folder or a loaded model."""
-    from bixse.scale.index.index_settings import IndexSettings
-    from bixse.scale.index.make_index import make_index
+    from bixse.index.index_settings import IndexSettings
+    from bixse.index.make_index import make_index
 
     loaded = None if isinstance(model, (str, Path)) else model
     name = str(model) if loaded is None else "in memory"

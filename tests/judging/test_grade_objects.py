@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from bixse import BudgetReached, GradeConfig, GradedPairs, Judge, grade
+from bixse import BudgetReached, GradeConfig, Judge, Pairs, grade
 from bixse.errors import ConfigError, InputError, InterruptedRunError
 from helpers.chat_server import planted
 from helpers.scripted_judge import ScriptedJudge
@@ -35,7 +35,7 @@ def test_a_held_judge_grades_one_pair(judge):
 
 
 @pytest.mark.parametrize("form", [list, tuple, pandas.DataFrame, pa.Table.from_pylist, Dataset.from_list,
-                                  lambda rows: GradedPairs.from_rows([{**row, "relevance": 0.5} for row in rows])],
+                                  lambda rows: Pairs.from_rows([{**row, "relevance": 0.5} for row in rows])],
                          ids=["list", "tuple", "frame", "table", "dataset", "pairs"])  # fmt: skip
 def test_pairs_of_every_form_are_graded_and_no_file_stays(judge, form, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def test_pairs_of_every_form_are_graded_and_no_file_stays(judge, form, tmp_path,
     assert list(graded.documents) == [row["document"] for row in ROWS]
     assert list(graded.to_dataset().column_names) == ["query", "document", "label"]
     assert graded.to_pandas()["grade"].tolist() == [3.0, 0.0, 3.0]
-    assert repr(graded) == "GradedPairs(3 pairs, 2 queries)"
+    assert repr(graded) == "Pairs(3 pairs, 2 queries)"
     assert not list(tmp_path.iterdir())
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from bixse.data.run import open_run
+from bixse.engine import Engine, rank_of
 from bixse.errors import DivergedError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
 from bixse.lab.experiments import RESULT_FILE, Arm, ArmRun, Measured, do_runs, load_result, opened
-from bixse.scale.engine import Engine, rank_of
 
 
 def count(run, inputs, folder):

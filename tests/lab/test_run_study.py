@@ -12,7 +12,7 @@ import pytest
 
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document, save_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import ConfigError, InputError, OutputExistsError
 from bixse.lab.lab_config import StudyConfig, preset_names
@@ -93,7 +93,7 @@ def test_a_study_leaves_tables_plot_findings_and_page(study, tmp_path):
 def divided_actions(folder):
     """Save pairs of the train queries, and collections with other test queries or three train queries."""
     actions = action_collection()
-    save_graded_pairs(GradedPairs.from_collection(actions, "train", GradeScale(0, 3)), folder / "pairs.parquet")
+    save_graded_pairs(Pairs.from_collection(actions, "train", GradeScale(0, 3)), folder / "pairs.parquet")
     test, train = actions.qrels["test"], actions.qrels["train"]
     parts = {"test": list(test)[::2], "other": list(test)[1::2], "trained": list(train)[:3]}
     for name, queries in parts.items():

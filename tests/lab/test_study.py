@@ -5,7 +5,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.encoders.embedding import identical_texts, number_of_texts, tokens_without_padding
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError
@@ -134,7 +134,7 @@ def test_a_static_encoder_of_a_static_encoder_and_options_of_transformers_are_re
 
 @pytest.fixture(scope="module")
 def pairs():
-    return GradedPairs.from_rows(
+    return Pairs.from_rows(
         {"query_id": f"q{q}", "query": f"query {q}", "document_id": f"d{d}", "document": f"text {d}",
          "relevance": d / 10}
         for q in range(QUERIES) for d in range(2 if q == 0 else DOCUMENTS)

@@ -5,7 +5,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.errors import InterruptedRunError
 from bixse.training.config import TrainConfig
@@ -96,5 +96,5 @@ def tasks_file(tmp_path_factory):
             document = f"{things[(number + step) % 6]} {'list of words ' * (number % 3)}{word}"
             rows.append({"query": query, "document": document, "relevance": (3 - step) / 3, "task": task})
     path = tmp_path_factory.mktemp("tasks") / "pairs.jsonl"
-    save_graded_pairs(GradedPairs.from_rows(rows), path)
+    save_graded_pairs(Pairs.from_rows(rows), path)
     return path

@@ -7,7 +7,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from bixse.data.collection import Collection, save_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.backbones import sees_whole_text
@@ -110,7 +110,7 @@ def smollm2_path(tmp_path_factory):
 @pytest.mark.slow
 def test_a_real_decoder_learns_to_search(smollm2_path, tmp_path):
     collection = load_pydocs()
-    save_graded_pairs(GradedPairs.from_collection(collection, "train", PYDOCS_SCALE), tmp_path / "p.jsonl")
+    save_graded_pairs(Pairs.from_collection(collection, "train", PYDOCS_SCALE), tmp_path / "p.jsonl")
     dev = dict(list(collection.qrels["dev"].items())[:20])
     small = Collection("pydocs", collection.corpus, {q: collection.queries[q] for q in dev}, {"dev": dev})
     save_collection(small, tmp_path / "collection")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.embedding import embed_features, passes_by_length
@@ -97,7 +97,7 @@ GRADES = {
 
 def pairs_of(*rows):
     names = ("query_id", "query", "document_id", "document", "relevance")
-    return GradedPairs.from_rows(dict(zip(names, row, strict=True)) for row in rows)
+    return Pairs.from_rows(dict(zip(names, row, strict=True)) for row in rows)
 
 
 @pytest.mark.parametrize("case", GRADES)
@@ -113,7 +113,7 @@ def test_a_known_grade_fills_its_cell_and_labels_of_the_paper_only_those_of_the_
 def test_what_one_task_knows_says_nothing_of_another(tiny_model):
     row = {"query": "copy", "document": "a file"}
     tasks = {"nli": 1.0, "twins": 0.0}
-    pairs = GradedPairs.joined({t: GradedPairs.from_rows([{**row, "relevance": z}]) for t, z in tasks.items()})
+    pairs = Pairs.joined({t: Pairs.from_rows([{**row, "relevance": z}]) for t, z in tasks.items()})
     collate = GradedCollator(tiny_model.preprocess, pairs)
     assert [entries(collate([group])) for group in drawn(pairs)] == [[[0, 0, 1.0]], [[0, 0, 0.0]]]
 
@@ -122,7 +122,7 @@ SIZES = {"a": 37, "b": 10, "c": 64}
 
 
 def pairs_of_tasks(sizes=SIZES):
-    return GradedPairs.from_rows(
+    return Pairs.from_rows(
         {"query": f"{task} {n}", "document": f"the {'list ' * (n % 7)}{task} {n}", "relevance": 1.0, "task": task}
         for task, size in sizes.items()
         for n in range(size)
@@ -168,7 +168,7 @@ def test_shares_that_cannot_be_used(shares, got):
 
 def test_less_than_a_tenth_of_what_the_encoder_computes_is_padding():
     model = build_encoder("demo", device="cpu")
-    pairs = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
+    pairs = Pairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
     dataset, collate = GroupDataset(pairs, 4), GradedCollator(model.preprocess, pairs)
     tokens = positions = padded = 0
     for batch in islice(BatchPlan(pairs, 16), 6):
@@ -212,7 +212,7 @@ def test_a_batch_counts_its_duplicates_and_filled_entries(tiny_model):
 
 QUERIES = ["how do i copy", "sort"]
 DOCUMENTS = ["copy", "move a file", "sort the list of words in a file", "time", "read the text and sort it"]
-PAIRS = GradedPairs.from_rows(
+PAIRS = Pairs.from_rows(
     {"query": query, "document": document, "relevance": number / 10}
     for query in QUERIES
     for number, document in enumerate(DOCUMENTS)

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.encoders import lengths
 from bixse.encoders.loading.backbones import switch_attention
 from bixse.encoders.loading.build import build_encoder
@@ -141,7 +141,7 @@ def test_a_batch_that_the_processes_cannot_share_and_a_tracker_that_is_not_insta
 
 
 def pairs_of(*queries):
-    return GradedPairs.from_rows(
+    return Pairs.from_rows(
         {"query": f"q{i}", "document": f"d{i}{k}", "relevance": z}
         for i, group in enumerate(queries)
         for k, z in enumerate(group)
@@ -149,7 +149,7 @@ def pairs_of(*queries):
 
 
 class TestLengths:
-    PAIRS = GradedPairs.from_rows(
+    PAIRS = Pairs.from_rows(
         {"query": "copy " * n, "document": "list of words " * n, "relevance": 1.0} for n in (1, 2, 20, 30)
     )
 
@@ -171,7 +171,7 @@ class TestLengths:
     def test_of_many_texts_a_sample_is_tokenised(self, tiny_model, monkeypatch):
         monkeypatch.setattr(lengths, "TEXTS_COUNTED", 10)
         texts = [f"{'list ' * (40 if n % 2 else 12)}{'a' * n}" for n in range(57)]
-        pairs = GradedPairs.from_rows({"query": "copy", "document": text, "relevance": 1.0} for text in texts)
+        pairs = Pairs.from_rows({"query": "copy", "document": text, "relevance": 1.0} for text in texts)
         (warning,) = lengths.check_lengths(tiny_model, pairs)
         assert re.match(r"\d of 10 sampled documents ", warning)
 

@@ -14,11 +14,11 @@ from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import InputError, ModelError, StorageError, TrainingError
 from bixse.files.files import write_with_hash
 from bixse.losses import BiXSELoss
-from bixse.scale.sharding import check_can_be_sharded, load_weights, save_shards
 from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import STATE_FILE, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.recipe import train_into
+from bixse.training.sharding import check_can_be_sharded, load_weights, save_shards
 from helpers.command import odd_modes
 
 pytestmark = pytest.mark.precision("float32")
@@ -300,7 +300,7 @@ from torch.distributed.tensor import DTensor
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.loading.build import build_encoder
 from bixse.training.distributed import init_distributed
-from bixse.scale.sharding import shard_encoder
+from bixse.training.sharding import shard_encoder
 from bixse.training.loop.trainer import GradedTrainingArguments
 
 init_distributed()

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 
 from bixse.cli.main import main
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
@@ -274,7 +274,7 @@ symmetric = true
 def files(tmp_path, graded_pairs):
     """Two files with the same query ids for different texts: one of graded, one of binary data."""
     save_graded_pairs(graded_pairs, tmp_path / "toy.jsonl")
-    twins = GradedPairs.from_rows(
+    twins = Pairs.from_rows(
         {"query_id": f"q{n}", "query": f"sort word {n}", "document": f"sort the word {n}", "relevance": float(n % 2)}
         for n in range(24)
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_batches import pairs_of_tasks, trainer_of
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import RelevanceModel
@@ -42,7 +42,7 @@ def mixed_pairs():
         for number in range(size)
         for step in range(4)
     ]
-    return GradedPairs.from_rows(rows)
+    return Pairs.from_rows(rows)
 
 
 def batches(collate, pairs, size=5):
@@ -101,7 +101,7 @@ def test_every_batch_has_the_features_that_a_decoder_of_the_hub_makes(tiny_model
     (file,) = Path(package.__file__).parent.glob("*.gguf")
     tiny_model.tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     tiny_model.tokenizer.pad_token = tiny_model.tokenizer.eos_token
-    pairs = GradedPairs.from_rows(
+    pairs = Pairs.from_rows(
         {"query": text, "document": text[::-1] * (1 + len(text) % 3), "relevance": 1.0}
         for text in ["été 2", "(a) list.\n\n", "查询", " space", "1 file", "a", "def f(x):\n    return x"]
     )

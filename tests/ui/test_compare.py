@@ -7,10 +7,10 @@ from html import unescape
 
 import pytest
 
+from bixse.audit.labels import read_labels
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.pairs_files import load_pairs
 from bixse.data.trec import write_run
-from bixse.judging.audit.labels import read_labels
 from bixse.judging.judge import Answer
 from bixse.judging.rubrics import PromptVariant, load_rubric
 from bixse.relevance import GradeScale

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
+from bixse.audit.labels import read_labels
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.pairs_files import load_pairs
-from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
 from helpers.chat_server import planted
 from helpers.row_files import jsonl

@@ -9,12 +9,12 @@ from itertools import count
 import numpy as np
 import pytest
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.audit.labels import read_labels
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.errors import InputError, InvalidFileError, StorageError
 from bixse.evaluation.systems import read_ranking
-from bixse.judging.audit.few_labels import evaluate_few_labels
-from bixse.judging.audit.labels import read_labels
+from bixse.lab.few_labels import evaluate_few_labels
 from bixse.relevance import GradeScale
 from bixse.ui.label_log import LabelEvent, open_labels
 from bixse.ui.label_plan import LabelPlan, inclusion_probabilities
@@ -274,7 +274,7 @@ def test_hostile_texts_are_shown_as_text(tmp_path, open_server):
          "document": f"{pair.document_id} {HOSTILE}" + "long " * 200_000, "relevance": 0.0}
         for pair in load_pairs(folder / "pairs.parquet")
     ]  # fmt: skip
-    save_graded_pairs(GradedPairs.from_rows(rows), tmp_path / "hostile.parquet")
+    save_graded_pairs(Pairs.from_rows(rows), tmp_path / "hostile.parquet")
     browser = Browser(open_server(folder, pairs=tmp_path / "hostile.parquet"), HOSTILE + "x" * 99)
     html = browser.get("/label").text
     page = Page(html)

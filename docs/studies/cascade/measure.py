@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from bixse import load_collection
+from bixse.audit.agreement import agreement_within, cohen_kappa, counts_by_query
 from bixse.encoders.loading.build import load_scorer
-from bixse.judging.audit.agreement import agreement_within, cohen_kappa, counts_by_query
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5)
 MEASURES = {"agreement": agreement_within(0), "kappa": cohen_kappa()}

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from bixse.audit.labels import read_labels
 from bixse.data.trec import ranked
 from bixse.evaluation.metrics import evaluate_run
-from bixse.judging.audit.few_labels import evaluate_few_labels
-from bixse.judging.audit.labels import read_labels
+from bixse.lab.few_labels import evaluate_few_labels
 from bixse.relevance import GradeScale
 
 SCALE = GradeScale(0, 3)

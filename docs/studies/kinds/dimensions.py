@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bixse import EncoderSystem, GradedPairs, collection_task, evaluate, load_collection, load_relevance_model
+from bixse import EncoderSystem, Pairs, collection_task, evaluate, load_collection, load_relevance_model
 from bixse.calibration.calibrate_head import fit_head
 from bixse.encoders.encode import encode_texts
 from bixse.relevance import GradeScale
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bixse import RelevanceModel
 
 
-def cosines(model: RelevanceModel, pairs: GradedPairs) -> NDArray[np.float64]:
+def cosines(model: RelevanceModel, pairs: Pairs) -> NDArray[np.float64]:
     """Return the (M,) cosines of pairs; documents are encoded once for all lengths."""
     queries, documents = encode_texts(model, pairs.queries, "query"), EmbeddingStore(model).encode(pairs.documents)
     return np.einsum("md,md->m", queries, documents).astype(np.float64)
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("dimensions", nargs="+", type=int)
     args = parser.parse_args()
     collection = load_collection(args.collection)
-    dev, test = (GradedPairs.from_collection(collection, split, GradeScale(0, 3)) for split in ("dev", "test"))
+    dev, test = (Pairs.from_collection(collection, split, GradeScale(0, 3)) for split in ("dev", "test"))
     constant = float(((test.relevance - test.relevance.mean()) ** 2).mean())
     whole = None
     print("dimensions,ndcg@10,brier of its head,brier of the head of the whole embedding,brier of a constant")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from transformers import TrainerCallback, set_seed
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.weights import add_lora, merge_lora
@@ -106,7 +106,7 @@ class DistilledBiXSE(BiXSELoss):
         return loss + self.strength * ((vectors @ vectors.T - base @ base.T) ** 2).mean() * len(drawn)
 
 
-def train_arm(arm: dict[str, Any], seed: int, pairs: GradedPairs, texts: list[str]) -> tuple[Any, Any]:
+def train_arm(arm: dict[str, Any], seed: int, pairs: Pairs, texts: list[str]) -> tuple[Any, Any]:
     """The base weights and the model trained from them."""
     set_seed(seed)
     model = build_encoder("demo", MAX_LENGTH)
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("compare.csv"))
     arguments = parser.parse_args()
     collection = load_pydocs()
-    pairs = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE)
+    pairs = Pairs.from_collection(collection, "train", PYDOCS_SCALE)
     texts = [document.content for document in collection.corpus.values()]
     untrained = score(build_encoder("demo", MAX_LENGTH), collection)
     done = set()

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from bixse.data.collection import Collection, load_collection, save_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import load_pydocs
 from bixse.data.trec import read_qrels
@@ -41,7 +41,7 @@ def main() -> None:
         parser.add_argument(name, type=Path)
     args = parser.parse_args()
     given = load_collection(args.nfcorpus, ["train", "dev", "test"])
-    train = GradedPairs.from_collection(given, "train", GradeScale(0, 3))
+    train = Pairs.from_collection(given, "train", GradeScale(0, 3))
     train = train.with_columns(relevance=[RELEVANCE[grade] for grade in train.extra["grade"]])
     beir = {split: read_qrels(args.nfcorpus / "qrels-beir" / f"{split}.tsv") for split in ("dev", "test")}
     judged = {"nfcorpus": beir["test"], "nfcorpus-levels": given.qrels["test"], "nfcorpus-dev": beir["dev"]}
@@ -52,7 +52,7 @@ def main() -> None:
     print(f"{kept.sum()} training pairs; {(~kept).sum()} left out, whose query has the text of a dev or test query")
     texts = [(document.title, document.text) for document in given.corpus.values() if document.title not in held_out]
     titles = ({"query": title, "document": text, "relevance": 1.0} for title, text in texts if title and text)
-    save_graded_pairs(GradedPairs.from_rows(titles), args.out / "titles.parquet")
+    save_graded_pairs(Pairs.from_rows(titles), args.out / "titles.parquet")
     for name, qrels in judged.items():
         queries = {query: given.queries[query] for query in qrels}
         save_collection(Collection(name, given.corpus, queries, {"test": qrels}), args.out / name)

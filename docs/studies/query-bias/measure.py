@@ -20,7 +20,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from bixse.data.collection import load_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pydocs import load_pydocs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     collection = load_pydocs() if args.collection is None else load_collection(args.collection)
-    pairs = GradedPairs.from_collection(collection, "test", GradeScale(*args.scale))
+    pairs = Pairs.from_collection(collection, "test", GradeScale(*args.scale))
     model = build_encoder(args.model)
     numbers = {"query": np.unique(pairs.query_ids, return_inverse=True)[1], "document": pairs.document_numbers}
     queries, documents = (

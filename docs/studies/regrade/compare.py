@@ -20,7 +20,7 @@ import numpy as np
 from regrading import ASKED, Regrading
 
 from bixse.data.collection import save_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.encode import encode_texts
@@ -47,7 +47,7 @@ def lay_out(folder: Path) -> None:
     """The collection, half of the grades, and all of them."""
     whole = load_pydocs()
     save_collection(whole, folder / "pydocs")
-    pairs = GradedPairs.from_collection(whole, "train", PYDOCS_SCALE)
+    pairs = Pairs.from_collection(whole, "train", PYDOCS_SCALE)
     save_graded_pairs(pairs, folder / "all.parquet")
     held_back = np.zeros(len(pairs), dtype=bool)
     generator = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def settings(arm: str, seed: int, folder: Path) -> TrainConfig:
     return TrainConfig.model_validate(given)
 
 
-def held_grades(folder: Path) -> tuple[GradedPairs, dict[tuple[str, str], float]]:
+def held_grades(folder: Path) -> tuple[Pairs, dict[tuple[str, str], float]]:
     """The half, and the grades of the other half by ids."""
     pairs, every = (load_graded_pairs(folder / f"{name}.parquet") for name in ("half", "all"))
     known = set(zip(pairs.query_ids, pairs.document_ids, strict=True))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from transformers import TrainerCallback
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.training.loop.batches import KnownGrades
 from bixse.training.loop.trainer import GradedTrainer
 
@@ -61,7 +61,7 @@ class Regrading(GradedTrainer, TrainerCallback):
         q, d, relevance = zip(*graded, strict=True)
         columns = [table[name].take(list(map(int, d if "document" in name else q))) for name in COLUMNS[:4]]
         more = pa.table([*columns, relevance], COLUMNS).cast(table.schema)
-        self.pairs = GradedPairs.from_arrow(pa.concat_tables([table, more]))
+        self.pairs = Pairs.from_arrow(pa.concat_tables([table, more]))
         self.data_collator.pairs, self.data_collator.known = self.pairs, KnownGrades(self.pairs)
         drawn = self.callback_handler.train_dataloader.dataset
         drawn.pairs, drawn.groups = self.pairs, self.pairs.groups()

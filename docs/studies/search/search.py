@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import save_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
@@ -132,7 +132,7 @@ def main() -> None:
     arguments = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="bixse-search-"))
     collection = load_pydocs()
-    save_graded_pairs(GradedPairs.from_collection(collection, "train", PYDOCS_SCALE), work / "train.jsonl")
+    save_graded_pairs(Pairs.from_collection(collection, "train", PYDOCS_SCALE), work / "train.jsonl")
     save_collection(collection, work)
     evaluator = dev_evaluator(collection, full=arguments.stage == "full-corpus")
     done = {tuple(sorted(cell.items())) for cell in read_cells(arguments.out)}

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from bixse.calibration.calibrate_settings import POSITIVE_FROM, CalibrateSettings
 from bixse.calibration.reliability import Auc, auc, brier_change, calibration_report, reweight_to_prevalence
 from bixse.data.collection import Collection, load_collection
-from bixse.data.graded_pairs import GradedPairs, with_random_negatives
+from bixse.data.graded_pairs import Pairs, with_random_negatives
 from bixse.data.joined import Unjoined, check_joined, warn_of
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.encoders.encode import encode_texts
@@ -181,7 +181,7 @@ def fit_head(
     )
 
 
-def judged_pairs(settings: CalibrateSettings) -> tuple[GradedPairs, str, int, list[str]]:
+def judged_pairs(settings: CalibrateSettings) -> tuple[Pairs, str, int, list[str]]:
     """Return pairs, their description, the number of random irrelevant documents added, and warnings of their ids."""
     path = settings.pairs or Path()
     pairs = load_graded_pairs(path)
@@ -198,7 +198,7 @@ def judged_pairs(settings: CalibrateSettings) -> tuple[GradedPairs, str, int, li
     return more, facts, added, warnings + warn_of(path, queries)
 
 
-def _unjoined(collection: Collection, pairs: GradedPairs) -> tuple[Unjoined, ...]:
+def _unjoined(collection: Collection, pairs: Pairs) -> tuple[Unjoined, ...]:
     """Return the documents and the queries of pairs that a collection lacks."""
     texts = {text for document in collection.corpus.values() for text in (document.content, document.text)}
     documents = dict(zip(pairs.document_ids, pairs.documents, strict=True))
@@ -212,7 +212,7 @@ def _unjoined(collection: Collection, pairs: GradedPairs) -> tuple[Unjoined, ...
 
 
 def pair_cosines(
-    model: RelevanceModel | Scorer, pairs: GradedPairs, progress: ProgressBars | None = None
+    model: RelevanceModel | Scorer, pairs: Pairs, progress: ProgressBars | None = None
 ) -> NDArray[np.float64]:
     """Return the (M,) cosines of pairs in [-1, 1]; for a model of another kind its scores."""
     if not isinstance(model, SentenceTransformer):

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from bixse.cli.verb import CommandResult, Verb, add_settings
+from bixse.engine import PlaceSettings
 from bixse.errors import (
     BixseError,
     InputError,
@@ -32,7 +33,6 @@ from bixse.errors import (
     printable,
     without_long_words,
 )
-from bixse.scale.engine import PlaceSettings
 from bixse.settings import flag_of, section_of
 from bixse.training.distributed import is_main_process, rank, world_size
 

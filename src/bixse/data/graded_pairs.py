@@ -1,4 +1,4 @@
-"""`GradedPairs`: the table that training reads, one row per graded (query, document) pair, stored in Arrow."""
+"""`Pairs`: the table that training reads, one row per graded (query, document) pair, stored in Arrow."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class QueryGroup:
     task: str | None = None
 
 
-class GradedPairs:
+class Pairs:
     """Graded (query, document) pairs; the rows of a query form its group.
 
     A view of an Arrow table. Texts stay in the table, memory-mapped if it is large, and are read on demand.
 
     Example:
-        >>> pairs = GradedPairs.from_rows([
+        >>> pairs = Pairs.from_rows([
         ...     {"query": "copy a folder", "document": "shutil.copytree: copy a directory tree", "relevance": 1.0},
         ...     {"query": "copy a folder", "document": "shutil.copy: copy one file", "relevance": 0.33},
         ... ])
@@ -109,7 +109,7 @@ class GradedPairs:
         return Column(self.table[name]) if name in self.table.column_names else Column(self.table[kind], text_id)
 
     @classmethod
-    def from_arrow(cls, source: pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]) -> GradedPairs:
+    def from_arrow(cls, source: pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]) -> Pairs:
         """Make pairs from a table, which is not copied, or from record batches of one schema, spooled to disk if large.
 
         Columns: query, document, relevance (or label, in [0, 1]), and optionally query_id, document_id, task, grade,
@@ -117,7 +117,7 @@ class GradedPairs:
 
         Example:
             >>> table = pa.table({"query": ["copy"], "document": ["shutil.copy"], "label": [1.0]})
-            >>> GradedPairs.from_arrow(table).documents
+            >>> Pairs.from_arrow(table).documents
             ['shutil.copy']
         """
         if isinstance(source, pa.Table):
@@ -136,7 +136,7 @@ class GradedPairs:
         return cls(spooled)
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> GradedPairs:
+    def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Pairs:
         """Make pairs from row dictionaries; missing ids are made from the texts."""
         stored = list(rows)
         if not any("relevance" in row for row in stored):
@@ -148,7 +148,7 @@ class GradedPairs:
         return cls.from_arrow(pa.RecordBatch.from_pydict(block, schema) for block in columns)
 
     @classmethod
-    def from_dataset(cls, dataset: datasets.Dataset | Mapping[str, datasets.Dataset]) -> GradedPairs:
+    def from_dataset(cls, dataset: datasets.Dataset | Mapping[str, datasets.Dataset]) -> Pairs:
         """Make pairs from a data set with the columns of `from_arrow`, or from a `DatasetDict` with one task per key.
 
         The data set is not copied: if `datasets` keeps it on disk, it stays there. Selected or shuffled rows are
@@ -157,7 +157,7 @@ class GradedPairs:
         Example:
             >>> from datasets import Dataset
             >>> data = Dataset.from_dict({"query": ["copy"], "document": ["shutil.copy"], "label": [1.0]})
-            >>> GradedPairs.from_dataset(data).relevance.tolist()
+            >>> Pairs.from_dataset(data).relevance.tolist()
             [1.0]
         """
         from datasets import Dataset
@@ -167,12 +167,12 @@ class GradedPairs:
         if not isinstance(dataset, Dataset):
             raise InputError(
                 f"graded pairs: got {type(dataset).__name__}; expected a datasets.Dataset, a DatasetDict with one task "
-                "per key, or GradedPairs; fix: load_dataset(NAME, split=...) without streaming"
+                "per key, or Pairs; fix: load_dataset(NAME, split=...) without streaming"
             )
         return cls.from_arrow(dataset.with_format("arrow")[:])
 
     @classmethod
-    def from_collection(cls, collection: Collection, split: str, scale: GradeScale) -> GradedPairs:
+    def from_collection(cls, collection: Collection, split: str, scale: GradeScale) -> Pairs:
         """Make pairs from the judgements of a split; `scale` maps grades to relevance; others are refused."""
         if split not in collection.qrels:
             raise InputError(
@@ -200,7 +200,7 @@ class GradedPairs:
         return cls.from_rows(rows)
 
     @classmethod
-    def joined(cls, tables: Mapping[str, GradedPairs]) -> GradedPairs:
+    def joined(cls, tables: Mapping[str, Pairs]) -> Pairs:
         """Join named tables into one.
 
         Ids become `<name>/<id>`, since two tables may use one id for different texts. Rows of a table without tasks get
@@ -208,7 +208,7 @@ class GradedPairs:
 
         Example:
             >>> row = {"query_id": "1", "query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
-            >>> both = GradedPairs.joined({name: GradedPairs.from_rows([row]) for name in ("a", "b")})
+            >>> both = Pairs.joined({name: Pairs.from_rows([row]) for name in ("a", "b")})
             >>> [(group.query_id, group.task) for group in both.groups()]
             [('a/1', 'a'), ('b/1', 'b')]
         """
@@ -313,22 +313,22 @@ class GradedPairs:
         """Give memory-mapped pages that were read back to the operating system."""
         self._spooled.release()
 
-    def select(self, rows: NDArray[Any]) -> GradedPairs:
+    def select(self, rows: NDArray[Any]) -> Pairs:
         """Return the pairs at these rows: a mask of length M, or row numbers in any order."""
         rows = np.asarray(rows)
         chosen = (
             self.table.filter(pa.array(rows)) if rows.dtype == bool else self.table.take(pa.array(rows, pa.int64()))
         )
-        return GradedPairs(Spool(chosen, self._spooled.mapping), self.is_graded)
+        return Pairs(Spool(chosen, self._spooled.mapping), self.is_graded)
 
-    def with_columns(self, **columns: Any) -> GradedPairs:
+    def with_columns(self, **columns: Any) -> Pairs:
         """Return the same pairs with M new values in each of these columns of `SCHEMA`."""
         table = self.table
         for name, values in columns.items():
             field, array = SCHEMA.field(name), pa.chunked_array([pa.array(values, SCHEMA.field(name).type)])
             at = table.column_names.index(name) if name in table.column_names else None
             table = table.append_column(field, array) if at is None else table.set_column(at, field, array)
-        return GradedPairs(Spool(without_empty_columns(checked(table)), self._spooled.mapping))
+        return Pairs(Spool(without_empty_columns(checked(table)), self._spooled.mapping))
 
     def to_arrow(self) -> pa.Table:
         """Return the table with ids, in blocks of rows."""
@@ -366,7 +366,7 @@ class GradedPairs:
 class QueryGroups(Sequence[QueryGroup]):
     """The groups of a table as index arrays; the texts of a group are read on demand."""
 
-    def __init__(self, pairs: GradedPairs) -> None:
+    def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
         names, tasks = pairs.tasks
         groups = numbered(pairs.id_numbers("query").astype(np.int64) * len(names) + tasks)
@@ -375,7 +375,7 @@ class QueryGroups(Sequence[QueryGroup]):
         self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(np.bincount(groups))]).astype(np.int64)
         """(G + 1,) start of each group in `order`, and the end of the last group."""
         self.tasks: NDArray[np.int32] = tasks[self.first_rows]
-        """(G,) task number of each group, see `GradedPairs.tasks`."""
+        """(G,) task number of each group, see `Pairs.tasks`."""
 
     @property
     def first_rows(self) -> NDArray[np.intp]:
@@ -414,7 +414,7 @@ def _value(name: str, value: Any) -> Any:
     return float(value) if name in ("relevance", "grade") else str(value)
 
 
-def with_random_negatives(pairs: GradedPairs, collection: Collection, number: int, seed: int = 0) -> GradedPairs:
+def with_random_negatives(pairs: Pairs, collection: Collection, number: int, seed: int = 0) -> Pairs:
     """Add random documents of a corpus, drawn per query, as pairs of relevance 0.
 
     A document that is judged for the query is never drawn. It is judged by a pair (same id, or same text) or by a split
@@ -448,4 +448,4 @@ def with_random_negatives(pairs: GradedPairs, collection: Collection, number: in
             )
         about = {"query_id": group.query_id, "query": group.query, "task": group.task, "relevance": 0.0}
         added += [{**about, "document_id": name, "document": collection.corpus[name].content} for name in chosen]
-    return GradedPairs.from_rows([*pairs.rows(), *added])
+    return Pairs.from_rows([*pairs.rows(), *added])

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bixse.data.columns import SCHEMA, Column
-from bixse.data.graded_pairs import GradedPairs, Pair
+from bixse.data.graded_pairs import Pair, Pairs
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.parquet import footer_hash, row_counts
 from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, read_rows, stem_of, write_rows
@@ -51,7 +51,7 @@ SCORE_COLUMNS = (
 """Columns of scores with what is relevant; other columns are ignored."""
 
 
-def load_graded_pairs(path: str | Path) -> GradedPairs:
+def load_graded_pairs(path: str | Path) -> Pairs:
     r"""Read graded pairs from a .parquet, .jsonl, .csv or .tsv file (text also with .gz) and check every row.
 
     A folder of Parquet files is read as one file, in the order of their names.
@@ -97,13 +97,13 @@ def parquet_pairs(path: Path) -> tuple[str, int]:
     return hashlib.sha256(json.dumps(known).encode()).hexdigest(), sum(row_counts(files))
 
 
-def open_pairs(path: str | Path, rows: range | None = None) -> GradedPairs:
+def open_pairs(path: str | Path, rows: range | None = None) -> Pairs:
     """Read pairs as `load_pairs` does, into a table, memory-mapped if large; its relevance has no meaning."""
     return _load(Path(path), PAIR_COLUMNS, rows)
 
 
-def as_pairs(given: Any, graded: bool = True) -> GradedPairs:
-    """Return pairs of any form: GradedPairs, a `Dataset`, a frame, an Arrow table, dictionaries, a path or several.
+def as_pairs(given: Any, graded: bool = True) -> Pairs:
+    """Return pairs of any form: Pairs, a `Dataset`, a frame, an Arrow table, dictionaries, a path or several.
 
     Without `graded`, a relevance is neither needed nor read. Raise InputError for other objects, a missing column, and
     relevance outside [0, 1].
@@ -118,21 +118,21 @@ def as_pairs(given: Any, graded: bool = True) -> GradedPairs:
     several = list(given) if isinstance(given, list | tuple) else []
     if isinstance(given, str | Path) or (graded and several and all(isinstance(each, str | Path) for each in several)):
         return load_several(several or [given]) if graded else open_pairs(given)
-    if isinstance(given, GradedPairs):
+    if isinstance(given, Pairs):
         if graded and not given.is_graded:
             raise InputError(f"pairs: got {given}; expected relevance; fix: bixse.grade(pairs, judge)")
         return given
     if several and all(isinstance(each, Mapping) for each in several):
-        pairs = GradedPairs.from_rows(several if graded else [{**row, "relevance": 0.0} for row in several])
+        pairs = Pairs.from_rows(several if graded else [{**row, "relevance": 0.0} for row in several])
     elif isinstance(given, DatasetDict) and graded:
-        pairs = GradedPairs.from_dataset(given)
+        pairs = Pairs.from_dataset(given)
     elif isinstance(given, pa.Table | DataFrame | Dataset):
         table = given.with_format("arrow")[:] if isinstance(given, Dataset) else given
         table = pa.Table.from_pandas(table, preserve_index=False) if isinstance(table, DataFrame) else table
         if not graded:
             table = table.drop_columns([*{"relevance"}.intersection(table.column_names)])
             table = table.append_column("relevance", pa.array(np.zeros(len(table))))
-        pairs = GradedPairs.from_arrow(table)
+        pairs = Pairs.from_arrow(table)
     else:
         raise InputError(
             f"pairs: got {shorten(given) if several else type(given).__name__}; expected a Dataset, a frame, an Arrow "
@@ -152,8 +152,8 @@ def pairs_files(given: Any, folder: Path) -> list[Path]:
     return [file]
 
 
-def load_several(paths: Sequence[str | Path]) -> GradedPairs:
-    """Read graded pairs from one file, or from several files joined as in `GradedPairs.joined`, named by their files.
+def load_several(paths: Sequence[str | Path]) -> Pairs:
+    """Read graded pairs from one file, or from several files joined as in `Pairs.joined`, named by their files.
 
     The order of the files does not matter. White space in their names becomes _, since ids have no white space.
     """
@@ -166,7 +166,7 @@ def load_several(paths: Sequence[str | Path]) -> GradedPairs:
             f"pairs: got {f'two files named {twice[0]!r}' if twice else 'no file'}; expected files with different "
             "names: the name is the task of rows without a task; fix: rename a file"
         )
-    return GradedPairs.joined({name: load_graded_pairs(path) for name, path in sorted(zip(names, paths, strict=True))})
+    return Pairs.joined({name: load_graded_pairs(path) for name, path in sorted(zip(names, paths, strict=True))})
 
 
 def load_scores(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.float64]]:
@@ -183,7 +183,7 @@ def load_scores(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64], NDArr
     return tuple(row["query"] for row in rows), np.array([row["score"] for row in rows]), np.array(relevance)
 
 
-def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
+def save_graded_pairs(pairs: Pairs, path: str | Path) -> None:
     """Write graded pairs to .parquet, .jsonl, .csv or .tsv (text also with .gz), completely or not at all."""
     checked_format(Path(path))
     if len(pairs) == 0:
@@ -191,14 +191,14 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
     write_rows(pairs.to_arrow(), path)
 
 
-def _load(path: Path, columns: Sequence[FileColumn], chosen: range | None = None) -> GradedPairs:
+def _load(path: Path, columns: Sequence[FileColumn], chosen: range | None = None) -> Pairs:
     errors, rows = InvalidFileError(path), array("q")
-    pairs = GradedPairs.from_arrow(_batches(path, columns, errors, rows, chosen))
+    pairs = Pairs.from_arrow(_batches(path, columns, errors, rows, chosen))
     pairs.is_graded = columns is GRADED_COLUMNS
     return _checked(pairs, errors, rows)
 
 
-def _checked(pairs: GradedPairs, errors: InvalidFileError, rows: Sequence[int]) -> GradedPairs:
+def _checked(pairs: Pairs, errors: InvalidFileError, rows: Sequence[int]) -> Pairs:
     """Return pairs with each pair once; raise the errors, and refuse an id of two texts and a pair of two grades."""
     named: dict[Kind, Column] = {"query": pairs.query_ids, "document": pairs.document_ids}
     for kind, ids in named.items():

@@ -30,7 +30,7 @@ def sampled(texts: Sequence[Any]) -> SampledTexts:
 
 
 def check_lengths(model: Any, pairs: Any, prompts: Mapping[Kind, Sequence[str]] | None = None) -> list[str]:
-    """Warn of texts of `GradedPairs` that are longer than the model reads, by their share of a sample.
+    """Warn of texts of `Pairs` that are longer than the model reads, by their share of a sample.
 
     `prompts` are all that may precede a query or a document; None means those of the model.
     """

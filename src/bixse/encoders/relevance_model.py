@@ -111,7 +111,7 @@ class RelevanceModel(SentenceTransformer):
         if len(inputs) and isinstance(inputs[0], (int, float)):
             raise InputError(
                 f"model: got the number {inputs[0]!r} as a text; expected a text; fix: name the relevance column of "
-                "the data set `label`; every other column is read as text (GradedPairs.to_dataset() names it so)"
+                "the data set `label`; every other column is read as text (Pairs.to_dataset() names it so)"
             )
         features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
         return features

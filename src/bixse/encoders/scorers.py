@@ -22,7 +22,7 @@ from bixse.files.files import drop_hashes, storage_errors, usual_modes
 from bixse.relevance import best_first
 
 if TYPE_CHECKING:
-    Pairs = list[tuple[str, str]]
+    TextPairs = list[tuple[str, str]]
 
 PAIRS_AT_ONCE = 1024
 """Pairs that are scored together, and between two reports of progress."""
@@ -56,7 +56,7 @@ class Scorer(BaseModel):
     def head(self, head: RelevanceHead | None) -> None:
         self.heads = {} if head is None else {None: head}
 
-    def score_parts(self, pairs: Pairs) -> Iterator[tuple[Pairs, NDArray[np.float32]]]:
+    def score_parts(self, pairs: TextPairs) -> Iterator[tuple[TextPairs, NDArray[np.float32]]]:
         """Yield distinct pairs, a part at a time and in any order, with their scores."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class Reranker(Scorer, CrossEncoder):
 
     kind = "reranker"
 
-    def score_parts(self, pairs: Pairs) -> Iterator[tuple[Pairs, NDArray[np.float32]]]:
+    def score_parts(self, pairs: TextPairs) -> Iterator[tuple[TextPairs, NDArray[np.float32]]]:
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
             part = pairs[start : start + PAIRS_AT_ONCE]
             with autocast(self.device):
@@ -112,7 +112,7 @@ class Reranker(Scorer, CrossEncoder):
 class EmbeddingScorer(Scorer):
     """A scorer that embeds query and document each by itself, and compares the two by the model's similarity."""
 
-    def score_parts(self, pairs: Pairs) -> Iterator[tuple[Pairs, NDArray[np.float32]]]:
+    def score_parts(self, pairs: TextPairs) -> Iterator[tuple[TextPairs, NDArray[np.float32]]]:
         """Yield parts of pairs with their scores: each distinct text is embedded once, documents in blocks."""
         model: Any = self
         queries_of: dict[str, list[str]] = {}

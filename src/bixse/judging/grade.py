@@ -13,9 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.graded_pairs import GradedPairs, Pair
+from bixse.data.graded_pairs import Pair, Pairs
 from bixse.data.pairs_files import as_pairs, load_graded_pairs, load_pairs, parquet_pairs
 from bixse.data.run import RUN_FILE, Run, open_run, read_record
+from bixse.engine import Engine, Job
 from bixse.errors import BixseError, IncompleteError, InputError, InterruptedRunError
 from bixse.files.files import file_hash, json_hash, read_text, write_atomically
 from bixse.judging.ask import Asking, keyed
@@ -27,7 +28,6 @@ from bixse.judging.ledgers.writers import seal_left
 from bixse.judging.open_judge import GradeConfig, Judge
 from bixse.judging.spending import LEDGER_NAME, OverBudgetError, Spending
 from bixse.progress import Step, duration
-from bixse.scale.engine import Engine, Job
 
 if TYPE_CHECKING:
     from bixse.judging.grade_settings import Prices
@@ -222,7 +222,7 @@ class BudgetReached(BixseError):  # noqa: N818 (the end of a budget is no error 
                 grades = error.graded
     """
 
-    def __init__(self, message: str, graded: GradedPairs | None) -> None:
+    def __init__(self, message: str, graded: Pairs | None) -> None:
         super().__init__(message)
         self.graded = graded
 
@@ -234,7 +234,7 @@ def grade(
     max_usd: float | None = None,
     out: str | Path | None = None,
     progress: Callable[[str, int], Step] | None = None,
-) -> GradedPairs:
+) -> Pairs:
     """Grade pairs with a judge: the expected grade of each pair becomes its relevance in [0, 1].
 
     Args:
@@ -266,7 +266,7 @@ def grade(
     config = GradeConfig.load(overrides={**judge.settings, **settings})
     with TemporaryDirectory(prefix="bixse-grade-") if out is None else nullcontext(str(out)) as folder:
 
-        def graded() -> GradedPairs | None:
+        def graded() -> Pairs | None:
             file = Path(folder) / PAIRS_NAME
             return load_graded_pairs(file) if file.exists() else None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from bixse.data.graded_pairs import GradedPairs, Pair
+from bixse.data.graded_pairs import Pair, Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.files.parquet import save_table
 from bixse.judging.ask import Asking, of_another_model
@@ -109,7 +109,7 @@ def save_judgements(judgements: Sequence[JudgedPair], path: Path, graded: Path) 
         if judgement.row["status"] == "graded"
     ]
     if rows:
-        save_graded_pairs(GradedPairs.from_rows(rows), graded)
+        save_graded_pairs(Pairs.from_rows(rows), graded)
     else:
         graded.unlink(missing_ok=True)
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
 
+from bixse.engine import EngineSettings
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import JudgeOptions, NamedRubric, Prices
 from bixse.judging.judge import AnyJudge, Grade, Question
 from bixse.judging.judges.function_judge import FunctionJudge
 from bixse.judging.rubrics import Rubric, load_rubric
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
-from bixse.scale.engine import EngineSettings
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.data.run import RUN_FILE, Run, Status
 from bixse.encoders.loading.precision import use_precision
+from bixse.engine import Engine, Job, without_launcher
 from bixse.errors import (
     BixseError,
     DivergedError,
@@ -27,7 +28,6 @@ from bixse.errors import (
     StorageError,
 )
 from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors, write_atomically
-from bixse.scale.engine import Engine, Job, without_launcher
 from bixse.training import recipe
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bixse.calibration.calibrate_head import fit_head
 from bixse.calibration.reliability import calibration_report
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.search.search_collection import encode_collection
@@ -33,7 +33,7 @@ def calibrate_on_dev(
 
     The model `saved` is reported as trained, too, and its fitted head is saved in its folder.
     """
-    splits = {split: GradedPairs.from_collection(collection, split, scale) for split in ("dev", "test")}
+    splits = {split: Pairs.from_collection(collection, split, scale) for split in ("dev", "test")}
     dev, test = splits.values()
     judged = [query for split in splits for query in collection.qrels[split]]
     reports = {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from bixse.data.collection import Collection, save_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs
 from bixse.data.run import open_run
@@ -109,7 +109,7 @@ def quickstart(
     folder = out / "collection"
     with stage("read corpus and grades") as notes:
         save_collection(collection, folder)
-        pairs = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE)
+        pairs = Pairs.from_collection(collection, "train", PYDOCS_SCALE)
         save_graded_pairs(pairs, out / "train.jsonl")
         notes.append(f"{len(collection.corpus)} documents of Python {PYDOCS_PYTHON}")
         notes.append(f"{len(pairs)} training pairs of {len(set(pairs.query_ids))} queries")

@@ -19,7 +19,7 @@ from bixse.training.loop.trainer import FIX
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.graded_pairs import Pairs
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.relevance import Kind
@@ -34,9 +34,7 @@ FEWEST_LOSSES = 3
 """Minimum number of log entries whose median is the first or last loss: a tenth of all, at least 3, at most half."""
 
 
-def check_pairs(
-    where: object, word: str, loss: GradedLoss, pairs: GradedPairs, documents_per_query: int | None
-) -> list[str]:
+def check_pairs(where: object, word: str, loss: GradedLoss, pairs: Pairs, documents_per_query: int | None) -> list[str]:
     """Refuse pairs of a file `where` that teach the loss nothing; warn if only some queries can be used."""
     groups = pairs.groups()
     relevance = np.split(pairs.relevance[groups.order], groups.offsets[1:-1])
@@ -72,7 +70,7 @@ def check_max_length(model: RelevanceModel) -> list[str]:
     ]
 
 
-def prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, list[str]]:
+def prompts_before(model: SentenceTransformer, pairs: Pairs) -> dict[Kind, list[str]]:
     """Return every prompt that may precede a query or a document in training."""
     prompts = prompts_of(model, None, pairs)
     if not isinstance(prompts, Instructions):
@@ -81,7 +79,7 @@ def prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind,
     return {kind: [prompts.prompt(task, kind, n) for task, n in choices] for kind in KINDS.values()}
 
 
-def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:
+def embedding_spreads(model: SentenceTransformer, pairs: Pairs) -> dict[Kind, float]:
     """Return 1 minus the smallest cosine between distinct texts of a kind, without prompts."""
     spreads: dict[Kind, float] = {}
     for kind in KINDS.values():

@@ -33,7 +33,7 @@ from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset,
 from bixse.training.loop.tokens import Tokenisation
 
 if TYPE_CHECKING:
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.graded_pairs import Pairs
     from bixse.losses import GradedLoss
     from bixse.training.config import TrainConfig
 
@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
 
     where: str
     """Names of the files of pairs, for messages."""
-    pairs: GradedPairs
+    pairs: Pairs
     instructions: Instructions | None
     watched: list[Watched]
     record: Run
@@ -96,7 +96,7 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
 
 
 @torch.no_grad()
-def standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: GradedPairs) -> Standardised | None:
+def standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: Pairs) -> Standardised | None:
     """Append the map `config.standardise` to a bare backbone, measured on texts as training reads them."""
     if config.standardise is None or model.backbone_files is None:
         return None

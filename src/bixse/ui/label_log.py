@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bixse.audit.labels import LABELS, LabelStatus, PairIds, Word, agreed_grade, standing_words
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.files import alone_in, append_line, storage_errors
 from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
-from bixse.judging.audit.labels import LABELS, LabelStatus, PairIds, Word, agreed_grade, standing_words
 
 COLUMNS = (
     *(FileColumn(name, "id") for name in ("query_id", "document_id")),

@@ -12,17 +12,17 @@ import numpy as np
 import pandas as pd
 from scipy.special import entr
 
-from bixse.data.graded_pairs import GradedPairs, Pair
+from bixse.audit.agreement import nearest_level
+from bixse.data.graded_pairs import Pair, Pairs
 from bixse.data.pairs_files import open_pairs
 from bixse.errors import InputError
 from bixse.files.parquet import read_table
-from bixse.judging.audit.agreement import nearest_level
 from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME
 from bixse.ui.ui_settings import SEED, UiSettings
 
 if TYPE_CHECKING:
+    from bixse.audit.labels import PairIds
     from bixse.evaluation.statistics import Floats
-    from bixse.judging.audit.labels import PairIds
     from bixse.judging.rubrics import Rubric
     from bixse.relevance import GradeScale
     from bixse.ui.label_log import LabelEvent, LabelLog
@@ -36,7 +36,7 @@ HELD = 900.0  # seconds for which a pair is reserved for the person that it was 
 class RunIndex:
     """The N pairs that have texts, and the judge's answer for each."""
 
-    def __init__(self, pairs: GradedPairs, judgements: Any = None) -> None:
+    def __init__(self, pairs: Pairs, judgements: Any = None) -> None:
         """Join pairs with the table of `judgements.parquet`, if there is one."""
         self.pairs = pairs
         self.query_ids, self.document_ids = list(pairs.query_ids), list(pairs.document_ids)
@@ -88,7 +88,7 @@ def open_index(run: Path, pairs: Path | None = None, may_be_empty: bool = False)
     judgements = run / JUDGEMENTS_NAME
     if not source.is_file():
         if may_be_empty and pairs is None and not judgements.is_file():
-            return RunIndex(GradedPairs.from_rows([]))
+            return RunIndex(Pairs.from_rows([]))
         got = f"{JUDGEMENTS_NAME}, which has no texts" if judgements.is_file() else "no pairs"
         raise InputError(
             f"{source}: got {got}; expected pairs with texts; fix: name the output folder of `bixse grade`, or "

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bixse.audit.agreement import cohen_kappa, counts_by_query, nearest_level
+from bixse.audit.audit import first_relevant
 from bixse.evaluation.statistics import few_of_classes, jackknife_estimate
 from bixse.files.files import append_line, write_atomically
 from bixse.files.parquet import read_table
 from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
-from bixse.judging.audit.agreement import cohen_kappa, counts_by_query, nearest_level
-from bixse.judging.audit.audit import first_relevant
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.rubrics import Rubric, field_fault, load_rubric, rubric_toml
 from bixse.ui.workspace import RefusedFormError, Workspace

@@ -16,8 +16,8 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
 from bixse.evaluation.systems import run_file
-from bixse.scale.index.search import open_index
-from bixse.scale.index.vector_store import is_stored
+from bixse.index.search import open_index
+from bixse.index.vector_store import is_stored
 from bixse.search.bm25 import BM25, BM25_NAME
 from bixse.search.exact import exact_search, home_of
 from bixse.search.search_collection import Hit, check_queries, hits_of, matches_in

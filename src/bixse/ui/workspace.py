@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import pandas as pd
 
+from bixse.audit.agreement import agreement_in_words, agreement_within, cohen_kappa, counts_by_query
+from bixse.audit.audit import first_relevant
 from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
 from bixse.evaluation.statistics import few_of_classes
 from bixse.files.files import read_text
-from bixse.judging.audit.agreement import agreement_in_words, agreement_within, cohen_kappa, counts_by_query
-from bixse.judging.audit.audit import first_relevant
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
 from bixse.judging.rubrics import Rubric, load_rubric, rubric_names

@@ -193,7 +193,7 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
 def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None) -> CommandResult:
     from bixse.data.joined import doubt_ranks
     from bixse.evaluation.systems import read_ranking
-    from bixse.judging.audit.few_labels import few_labels_of_files
+    from bixse.lab.few_labels import few_labels_of_files
 
     assert settings.human is not None
     contradicted: dict[str, list[str]] = {name: [] for name in settings.model}
@@ -213,9 +213,9 @@ def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None)
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
-    from bixse.lab.suites.known_suites import SUITES
-    from bixse.lab.suites.suite_run import OUT_FOLDER, evaluate_suite
     from bixse.progress import progress_bar
+    from bixse.suites.known_suites import SUITES
+    from bixse.suites.suite_run import OUT_FOLDER, evaluate_suite
 
     chosen = settings.model_dump(include={"suite", "data", "tasks", "download"})
     result = evaluate_suite(systems, out=out, progress=progress_bar, **chosen)

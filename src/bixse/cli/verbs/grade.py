@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from bixse.audit.audit_settings import AuditSettings, GradeMapSettings
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Options, Output, Verb, waits
-from bixse.judging.audit.audit_settings import AuditSettings, GradeMapSettings
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig, RankConfig
 from bixse.judging.rubrics import load_rubric
 from bixse.progress import progress_bar
@@ -68,7 +68,7 @@ GRADE = Verb(
 
 def run_audit(settings: AuditSettings, options: Options) -> CommandResult:
     """Read, join and measure the grades, and write the page."""
-    from bixse.judging.audit.audit import audit_judges
+    from bixse.audit.audit import audit_judges
 
     result = audit_judges(settings, options.folder)
     text = f"{result.report.text()}\n\npage: {result.artifacts['page']}"
@@ -83,7 +83,7 @@ AUDIT = Verb(
 
 def run_calibrate(settings: GradeMapSettings, options: Options) -> CommandResult:
     """Fit a map and measure it on held-out queries. Keep the map only if it helps there."""
-    from bixse.judging.audit.calibrate_grades import calibrate_grades
+    from bixse.audit.calibrate_grades import calibrate_grades
 
     result = calibrate_grades(settings, options.folder)
     text = result.text()
@@ -115,7 +115,7 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     from bixse.evaluation.evaluate import evaluate
     from bixse.evaluation.tasks import collection_task
     from bixse.judging.grade import spending_of
-    from bixse.judging.rank import GRADES, JudgeSystem
+    from bixse.lab.rank import GRADES, JudgeSystem
     from bixse.report.table import format_table
 
     task = collection_task(config.collection, config.split, min_relevant_grade=config.min_relevant_grade)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from bixse.cli.verb import CommandResult, Options, Output, Verb, waits
 from bixse.errors import InputError
-from bixse.scale.index.index_settings import IndexSettings
+from bixse.index.index_settings import IndexSettings
 from bixse.settings import Flag
 
 
@@ -19,9 +19,9 @@ class IndexOptions(Options):
 
 def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     """Make an index."""
+    from bixse.index.make_index import make_index
+    from bixse.index.vector_store import connect, export_index
     from bixse.progress import progress_bar
-    from bixse.scale.index.make_index import make_index
-    from bixse.scale.index.vector_store import connect, export_index
 
     if options.to is not None:  # refuses an unusable database before anything is encoded
         if settings.engine == "ranks":

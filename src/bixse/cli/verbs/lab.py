@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Options, Output, Verb, waits
+from bixse.engine import PlaceSettings
 from bixse.lab.lab_config import QuickstartConfig, StudyConfig, SweepConfig, preset_names
-from bixse.scale.engine import PlaceSettings
 
 if TYPE_CHECKING:
     from bixse.lab.sweep import SweepResult

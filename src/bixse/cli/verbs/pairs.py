@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Options, Output, Verb
+from bixse.converting.convert_settings import ConvertSettings
 from bixse.judging.generate.generate_settings import GenerateConfig
-from bixse.preparing.convert_settings import ConvertSettings
-from bixse.preparing.mine_settings import MineConfig
+from bixse.mining.mine_settings import MineConfig
 
 if TYPE_CHECKING:
-    from bixse.preparing.convert import ConvertResult
+    from bixse.converting.convert import ConvertResult
 
 
 def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
     """Convert a source, or only count and check it."""
-    from bixse.preparing.convert import convert
+    from bixse.converting.convert import convert
     from bixse.progress import progress_bar
 
     out = None if options.dry_run else options.folder
@@ -42,7 +42,7 @@ def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
 
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
-    from bixse.preparing.transforms import TransformReport
+    from bixse.converting.transforms import TransformReport
     from bixse.report.table import format_histogram
 
     graded = result.statuses.get("graded", 0)
@@ -75,7 +75,7 @@ LISTED = 10
 
 def run_mine(config: MineConfig, options: Options) -> CommandResult:
     """Mine pairs, and return the next command, which grades them."""
-    from bixse.preparing.mine import mine_into
+    from bixse.mining.mine import mine_into
     from bixse.progress import progress_bar
 
     result = mine_into(config, options.folder, progress_bar)

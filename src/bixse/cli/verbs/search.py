@@ -14,7 +14,7 @@ from bixse.errors import InputError, printable
 from bixse.search.retrieval_settings import STDIN, SearchSettings
 
 if TYPE_CHECKING:
-    from bixse.scale.index.search import SearchIndex
+    from bixse.index.search import SearchIndex
 
 LIMITS = {"top", "threshold", "at_precision"}
 """Settings that limit the documents in an answer."""
@@ -22,8 +22,8 @@ LIMITS = {"top", "threshold", "at_precision"}
 
 def run(settings: SearchSettings, options: Options) -> CommandResult:
     """Answer one query or many."""
+    from bixse.index.vector_store import is_stored
     from bixse.progress import progress_bar
-    from bixse.scale.index.vector_store import is_stored
     from bixse.search.search_collection import check_queries, hit_lines, plain_hits, search_collection
 
     if settings.query is not None:
@@ -41,8 +41,8 @@ def run(settings: SearchSettings, options: Options) -> CommandResult:
 
 def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
     from bixse.data.trec import write_run
+    from bixse.index.search import open_index
     from bixse.progress import progress_bar
-    from bixse.scale.index.search import open_index
     from bixse.search.search_collection import hit_lines, plain_hits, read_queries
 
     limits = settings.model_dump(include=LIMITS)

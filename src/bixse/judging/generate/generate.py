@@ -27,7 +27,7 @@ from bixse.judging.judge import Completion, Question
 from bixse.judging.judges.reading import is_refusal
 from bixse.judging.ledger import Ledger
 from bixse.judging.spending import LEDGER_NAME
-from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
+from bixse.mining.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 
 if TYPE_CHECKING:
     from bixse.judging.generate.generate_settings import GenerateConfig

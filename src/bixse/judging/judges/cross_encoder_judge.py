@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
 from torch import nn
 
+from bixse.converting.score_scale import ScoreMap, map_scores, parse_score_map
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import quiet_loading
 from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Answer, Dtype, Question, Usage
 from bixse.judging.judges.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
-from bixse.preparing.score_scale import ScoreMap, map_scores, parse_score_map
 from bixse.relevance import GradeScale
 
 MODE: Final = "score"

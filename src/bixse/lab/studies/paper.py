@@ -9,20 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.converting.transforms import KeepFrom, transformed
 from bixse.errors import IncompleteError, InputError, did_you_mean
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem, System
 from bixse.judging.open_judge import JudgeConfig, RankConfig
-from bixse.judging.rank import JudgeSystem
 from bixse.lab.experiments import Arm, ArmLabels, ArmRun, Measured
 from bixse.lab.lab_config import StudyConfig, merged
+from bixse.lab.rank import JudgeSystem
 from bixse.lab.studies.measures import measured, score_bm25, score_untrained, test_task, trained, untrained
 from bixse.lab.studies.study import Choices, Contrast, Study, above, arms_by, bixse_above_others, of_loss
-from bixse.preparing.transforms import KeepFrom, transformed
 from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.graded_pairs import Pairs
     from bixse.evaluation.tasks import Task
     from bixse.lab.studies.study_inputs import StudyInputs
 
@@ -31,7 +31,7 @@ KEEPS_GRADES = "bixse"
 """The loss that keeps grades in `cutoff`. The other losses take every remaining pair as a positive."""
 
 
-def _losses_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+def _losses_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
     arms = [Arm({"loss": loss}, train=of_loss(config, loss)) for loss in values["losses"]]
     return [*arms, Arm({"loss": "untrained"}, measure=score_untrained), Arm({"loss": "bm25"}, measure=score_bm25)]
 
@@ -42,7 +42,7 @@ def _losses_contrasts(values: Choices) -> list[Contrast]:
     return claims if "bixse" in values["losses"] else []
 
 
-def _noise_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+def _noise_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
     labels = values["labels_per_query"]
     return arms_by(
         "noise", values["noise"], config, values, lambda _, share: ({}, {"noise": share, "labels_per_query": labels})
@@ -65,7 +65,7 @@ def _noise_contrasts(values: Choices) -> list[Contrast]:
     return claims
 
 
-def _cutoff_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+def _cutoff_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
     size = {}
     if pairs is not None:
         sizes = {cutoff: len(transformed(pairs, KeepFrom(cutoff))) for cutoff in values["cutoffs"]}
@@ -97,7 +97,7 @@ def _cutoff_contrasts(values: Choices) -> list[Contrast]:
     return [*claims, above(f"bixse makes use of weak pairs: {low} above {high}", *ends)]
 
 
-def _batch_size_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+def _batch_size_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
     sizes = values["batch_sizes"]
     return arms_by(
         "batch_size", sizes, config, values, lambda _, size: ({"optimizer": {"global_batch_size": size}}, {})
@@ -115,7 +115,7 @@ def _batch_size_contrasts(values: Choices) -> list[Contrast]:
     return gains + bixse_above_others(losses, "batch_size", sizes, "at batch {}")
 
 
-def _bias_rate_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+def _bias_rate_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
     arms = []
     for start, multiplier in itertools.product(values["starts"], values["multipliers"]):
         train = {"loss_options": {"bias": start}, "optimizer": {"bias_lr_multiplier": multiplier}}
@@ -143,7 +143,7 @@ def _bias_rate_contrasts(values: Choices) -> list[Contrast]:
     return rates + starts
 
 
-def _hard_negatives_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+def _hard_negatives_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
     if pairs is not None:
         sizes = sorted(len(group.documents) for group in pairs.groups())
         most, middle = max(values["hard_negatives"]), sizes[len(sizes) // 2]
@@ -165,7 +165,7 @@ def _hard_negatives_contrasts(values: Choices) -> list[Contrast]:
     return bixse_above_others(values["losses"], "hard_negatives", counts, "with {} hard negatives")
 
 
-def _annotation_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+def _annotation_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
     labels = values["labels"] or (len(pairs.groups()) if pairs is not None else 0)
 
     def settings(loss: str, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -298,7 +298,7 @@ BM25, UNTRAINED = "bm25", "untrained"
 """The systems without training."""
 
 
-def _arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+def _arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
     depth = {"depth": values["depth"]}
     arms = [Arm({"system": name}, options=depth) for name in (BM25, UNTRAINED)]
     arms += [Arm({"system": loss}, train=of_loss(config, loss), options=depth) for loss in values["losses"]]

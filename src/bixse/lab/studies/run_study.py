@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import RUN_FILE, Run, open_run
 from bixse.encoders.loading.precision import resolve_precision
+from bixse.engine import PlaceSettings
 from bixse.lab.experiments import TRAIN_FOLDER, ArmRun, do_runs, opened
 from bixse.lab.lab_config import OWNED, PYDOCS, StudyConfig, merged
 from bixse.lab.studies.measures import run_config
@@ -17,7 +18,6 @@ from bixse.lab.studies.outcome import StudyOutcome, outcome_of, write_outcome
 from bixse.lab.studies.paper import find_study
 from bixse.lab.studies.study import Study, chosen_values, key_of
 from bixse.lab.studies.study_inputs import STATIC, StudyInputs, input_hashes, prepare_inputs
-from bixse.scale.engine import PlaceSettings
 from bixse.training.config import MODEL_FOLDER, TrainConfig
 
 if TYPE_CHECKING:

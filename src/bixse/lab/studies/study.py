@@ -18,7 +18,7 @@ from bixse.lab.lab_config import StudyConfig, merged
 from bixse.lab.studies.measures import train_and_score
 
 if TYPE_CHECKING:
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.graded_pairs import Pairs
     from bixse.results import Difference
 
 
@@ -46,7 +46,7 @@ class Study:
     paper: str
     """The place in the paper, and the paper's claim there."""
     defaults: Choices
-    arms: Callable[[StudyConfig, Choices, GradedPairs | None], list[Arm]]
+    arms: Callable[[StudyConfig, Choices, Pairs | None], list[Arm]]
     """The arms of a configuration. A plan passes None, because it does not read the training pairs."""
     contrasts: Callable[[Choices], list[Contrast]]
     measure: Measure = train_and_score

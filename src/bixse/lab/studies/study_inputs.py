@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from bixse.converting import transforms
 from bixse.data.collection import Collection, files_of_split, load_collection, save_collection
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.pydocs import load_pydocs
 from bixse.data.task_instructions import load_instructions
@@ -23,7 +24,6 @@ from bixse.errors import InputError
 from bixse.files.files import hash_files
 from bixse.lab.experiments import INPUTS_FOLDER
 from bixse.lab.lab_config import PYDOCS, StudyConfig, StudyData
-from bixse.preparing import transforms
 from bixse.relevance import GradeScale, Qrels
 from bixse.training.dev_evaluation import check_not_trained_on
 
@@ -69,16 +69,16 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
     return StudyInputs(path, dev, split, tests, model, data.min_relevant_grade, extra, data.exclude_self)
 
 
-def _pairs_of_collection(data: StudyData, folder: Path) -> GradedPairs:
+def _pairs_of_collection(data: StudyData, folder: Path) -> Pairs:
     """Return the training pairs of a collection, whose splits are saved in the folder."""
     collection = divided(_collection(data), data)
     save_collection(collection, folder / collection.name)
-    pairs = GradedPairs.from_collection(collection, "train", GradeScale(*data.scale))
+    pairs = Pairs.from_collection(collection, "train", GradeScale(*data.scale))
     # some published collections hold judged documents without text, which teach nothing
-    return GradedPairs.from_rows(row for row in pairs.rows() if row["document"])
+    return Pairs.from_rows(row for row in pairs.rows() if row["document"])
 
 
-def _check_not_trained_on(tests: Mapping[str, Path], pairs: GradedPairs, allowed: bool) -> None:
+def _check_not_trained_on(tests: Mapping[str, Path], pairs: Pairs, allowed: bool) -> None:
     held_out = {}
     for name, folder in tests.items():
         collection = load_collection(folder, ["test"])
@@ -194,7 +194,7 @@ def _named(folders: Sequence[Path], used: Iterable[str] = ()) -> dict[str, Path]
     return {folder.resolve().name: folder for folder in folders}
 
 
-def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> GradedPairs:
+def transformed(pairs: Pairs, settings: Mapping[str, Any], seed: int) -> Pairs:
     """Apply an arm's transforms in the order below. The draws of a `seed` are the same for every loss.
 
     `settings` holds any of: `labels_per_query` (documents to keep per query, None for all), `cutoff` (lowest relevance
@@ -216,7 +216,7 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
     return pairs
 
 
-def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, seed: int) -> GradedPairs:
+def sample_label_budget(pairs: Pairs, per_query: int, labels: int | None, seed: int) -> Pairs:
     """Draw the pairs of a label budget: queries in random order, `per_query` random documents per query."""
     # draws ignore relevance: it is unknown before a label is paid; a larger budget contains a smaller one's queries
     groups = pairs.groups()

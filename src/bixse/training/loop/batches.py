@@ -27,7 +27,7 @@ from bixse.training.loop.tokens import Tokenisation, Tokens
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.graded_pairs import Pairs
     from bixse.losses.catalogue import InBatchLabels
     from bixse.relevance import Kind
 
@@ -46,9 +46,7 @@ class BatchPlan(Sampler[list[EpochIndex]]):
     share of its queries per epoch, in (0, 1], drawn anew each epoch.
     """
 
-    def __init__(
-        self, pairs: GradedPairs, batch_size: int, seed: int = 0, shares: Mapping[str, float] | None = None
-    ) -> None:
+    def __init__(self, pairs: Pairs, batch_size: int, seed: int = 0, shares: Mapping[str, float] | None = None) -> None:
         self.batch_size = batch_size
         self.seed = seed
         self.epoch = 0
@@ -113,7 +111,7 @@ class GroupDataset(Dataset[DrawnGroup]):
     of (seed, epoch, group), so that a resumed run sees the same batches.
     """
 
-    def __init__(self, pairs: GradedPairs, documents_per_query: int | None = None, seed: int = 0) -> None:
+    def __init__(self, pairs: Pairs, documents_per_query: int | None = None, seed: int = 0) -> None:
         if documents_per_query is not None and documents_per_query < 1:
             raise InputError(
                 f"documents_per_query: got {documents_per_query}; expected at least 1; fix: leave it out for all"
@@ -143,7 +141,7 @@ class KnownGrades:
     Different grades of one pair are averaged. The grades of one task say nothing about another task.
     """
 
-    def __init__(self, pairs: GradedPairs) -> None:
+    def __init__(self, pairs: Pairs) -> None:
         groups = pairs.groups()
         texts = pairs.query_numbers[groups.first_rows].astype(np.int64)
         self.query_of_group: NDArray[np.int32] = numbered(texts * len(pairs.tasks[0]) + groups.tasks)
@@ -213,7 +211,7 @@ class GradedCollator:
     def __init__(
         self,
         preprocess: Callable[..., Mapping[str, Any]] | Tokenisation,
-        pairs: GradedPairs,
+        pairs: Pairs,
         in_batch_labels: InBatchLabels = "known",
         prompts: Mapping[str, str] | Instructions | None = None,
         rank: int = 0,
@@ -372,7 +370,7 @@ def _order(shares: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 def prompts_of(
-    model: SentenceTransformer, changes: str | dict[str, Any] | None, pairs: GradedPairs
+    model: SentenceTransformer, changes: str | dict[str, Any] | None, pairs: Pairs
 ) -> Mapping[str, str] | Instructions:
     """Return the model's table of task instructions, or else its prompts updated with `changes`, a text for both."""
     table: Instructions | None = getattr(model, "instructions", None)

@@ -23,7 +23,7 @@ from bixse.files.files import TOKENS_FOLDER, atomic_file, storage_errors
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.graded_pairs import Pairs
     from bixse.relevance import Kind
 
 TEXTS_PER_BLOCK = 4096
@@ -46,7 +46,7 @@ class Form(NamedTuple):
 class Tokens:
     """The tokens of U distinct texts, each after the same prompt.
 
-    `numbers` (U,) are the numbers of the texts in `GradedPairs`, ascending. `content` holds the ids of all texts in
+    `numbers` (U,) are the numbers of the texts in `Pairs`, ascending. `content` holds the ids of all texts in
     this order, then the (U,) number of ids of each text.
     """
 
@@ -86,7 +86,7 @@ class Tokenisation(NamedTuple):
 
     def tokens(
         self,
-        pairs: GradedPairs,
+        pairs: Pairs,
         kind: Kind,
         prompt: str | None,
         numbers: NDArray[np.int64],

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.embedding import number_of_texts, retry_with_smaller_passes
 from bixse.encoders.processes import is_sharded, local_part, unsharded_tensors
@@ -65,14 +65,14 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
 
 
 class GradedTrainer(SentenceTransformerTrainer):
-    """Train an encoder on `GradedPairs` with any loss of `bixse.losses`.
+    """Train an encoder on `Pairs` with any loss of `bixse.losses`.
 
     In addition to sentence-transformers' trainer it saves, restores and logs the loss's parameters. Its batches depend
     on (seed, epoch) alone, so that a resumed run equals an uninterrupted one. Several processes share every batch, and
     average all gradients after the backward pass: the result equals one process on the same batches, up to rounding.
 
     `train_dataset` is a `datasets.Dataset` with the columns query, document, relevance (or label), and optionally
-    query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`. The default loss is
+    query_id, document_id, task; a `DatasetDict` with one task per key; or `Pairs`. The default loss is
     `BiXSELoss(model)`. InputError is raised for missing columns, unknown tasks, and tasks without an instruction in the
     model's table.
 
@@ -95,7 +95,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         self,
         model: SentenceTransformer,
         args: GradedTrainingArguments,
-        train_dataset: GradedPairs | Dataset | Mapping[str, Dataset],
+        train_dataset: Pairs | Dataset | Mapping[str, Dataset],
         loss: GradedLoss | None = None,
         evaluator: BaseEvaluator | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -107,8 +107,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         args.logging_nan_inf_filter = False  # it would read the loss of every step, and log earlier losses for NaN
         rates = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**rates, **_rates(args, loss)}
-        if not isinstance(train_dataset, GradedPairs):
-            train_dataset = GradedPairs.from_dataset(train_dataset)
+        if not isinstance(train_dataset, Pairs):
+            train_dataset = Pairs.from_dataset(train_dataset)
         self.pairs = train_dataset
         self.plan = BatchPlan(self.pairs, args.train_batch_size * args.world_size, args.seed, args.task_shares)
         self.figures = UnreadFigures()

@@ -15,15 +15,15 @@ import krippendorff
 import numpy as np
 import pandas as pd
 
+from bixse.audit.agreement import nearest_level
 from bixse.errors import InputError, shorten
-from bixse.judging.audit.agreement import nearest_level
 from bixse.ui.label_log import LabelEvent
 from bixse.ui.pages.rubric import has_judge
 from bixse.ui.rubric_versions import current_rubric
 from bixse.ui.workspace import Page, Visit, Workspace
 
 if TYPE_CHECKING:
-    from bixse.judging.audit.labels import LabelStatus, PairIds
+    from bixse.audit.labels import LabelStatus, PairIds
 
 SHOWN = 4000  # number of characters of a document that are shown at first
 LONGEST_EXPLANATION = 10_000

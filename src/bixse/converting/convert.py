@@ -1,0 +1,369 @@
+"""Convert a source of judgements to graded pairs, in bounded memory."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+import pyarrow as pa
+import yaml
+from numpy.typing import NDArray
+
+from bixse.converting.formats import looks_like
+from bixse.converting.source import Source
+from bixse.converting.transforms import BINS, PairColumns, TransformReport, reported
+from bixse.data.columns import SCHEMA, Column
+from bixse.data.graded_pairs import Pairs
+from bixse.data.run import Run, open_run
+from bixse.errors import InputError, InvalidFileError, RowError, shorten
+from bixse.files.files import alone_in, hash_files, interruptible, move_into, storage_errors, write_atomically
+from bixse.files.parquet import table_writer
+
+if TYPE_CHECKING:
+    from bixse.converting.convert_settings import ConvertSettings
+    from bixse.progress import ProgressBars
+    from bixse.relevance import Kind
+
+STATE = ".part"
+"""Folder of work files inside the output folder, until all output is written."""
+ERRORS_FILE, TRAIN_FILE = "errors.jsonl", "train.yaml"
+WHOLE = "pairs"  # name of the only part if nothing is split
+_WHAT = {TRAIN_FILE: "settings for `bixse train`", ERRORS_FILE: "rows that could not be read"}
+"""File name -> content."""
+_FILES_SHOWN = 5  # at most, of those with errors
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """The outcome of a conversion."""
+
+    source: Mapping[str, Any]
+    """Name, citation and licence of the source, its settings and files."""
+    judgements: int
+    statuses: Mapping[str, int]
+    """Number of judgements per status; only "graded" judgements are pairs."""
+    errors: int
+    parts: Mapping[str, Mapping[str, Any]]
+    """Part -> rows, queries, rows per task, and a histogram of relevance in tenths."""
+    transforms: list[Mapping[str, Any]]
+    files: Mapping[str, str]
+    """Output file -> content."""
+    warnings: list[str] = field(default_factory=list)
+    reused: bool = False
+    """True if the same conversion was finished before; nothing was read."""
+    errors_shown: str = ""
+    """The first errors of a dry run."""
+
+
+def convert(settings: ConvertSettings, out: str | Path | None, progress: ProgressBars | None = None) -> ConvertResult:
+    """Convert a source to graded pairs.
+
+    Memory holds a few numbers per row and never all texts. A stopped run leaves nothing and starts from the beginning.
+
+    Args:
+        settings: source and transforms.
+        out: output folder; None reads the source without writing.
+        progress: makes a progress callback from a title and a number of bytes.
+
+    Raises:
+        InputError: a path or option that cannot be used, rows that cannot be read (unless they are skipped), ids or
+            relevances that contradict each other, or no rows left.
+        OutputExistsError: `out` holds another run.
+        StorageError: `out` cannot be written.
+
+    Example:
+        >>> import json
+        >>> from bixse import ConvertSettings
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> row = {"query": "copy a folder", "positive": "shutil.copytree", "negative": "os.walk"}
+        >>> _ = (folder / "nq.jsonl").write_text(json.dumps(row))
+        >>> result = convert(ConvertSettings(source="e5", path=folder / "nq.jsonl"), folder / "out")
+        >>> result.parts["pairs"]["rows"], sorted(result.files)
+        (2, ['pairs.parquet', 'train.yaml'])
+    """
+    with interruptible(), _seldom_collected():
+        work = _Conversion(Source(settings), progress)
+        if out is None:
+            with tempfile.TemporaryDirectory() as folder:
+                return work.run(Path(folder), None)
+        inputs = work.source.inputs()
+        hashes = hash_files(inputs, _Bar(progress, "hash", inputs.values()).advance)
+        config = settings.model_dump(mode="json")
+        record = open_run(Path(out), "convert", config, hashes, paths=settings.path_settings())
+        if record.status == "finished":
+            return record.result(ConvertResult, lambda result: result.files)
+        with _work_folder(Path(out)) as folder:
+            return work.run(folder, record)
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Look for cycles of objects less often: rows have none, and the search takes a third of the time of a block."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@dataclass
+class _Conversion:
+    """One reading of a source."""
+
+    source: Source
+    progress: ProgressBars | None
+    errors: list[InvalidFileError] = field(default_factory=list)
+    """Errors per file, in reading order."""
+    files: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """Counts of judgements and errors per file of rows."""
+
+    def run(self, folder: Path, record: Run | None) -> ConvertResult:
+        """Convert in a work folder; without a record, write nothing."""
+        times = [time.perf_counter()]
+        with (
+            storage_errors(folder),
+            (folder / "errors").open("w", encoding="utf-8") as out,
+            closing(self._read(folder, out, record is None)) as batches,
+        ):
+            pairs = Pairs.from_arrow(batches)
+        times.append(time.perf_counter())
+        shown = self._refuse(len(pairs), look=record is None)
+        parts, applied = select(pairs, self.source.chosen)
+        counts = {name: _counts(pairs, columns) for name, columns in parts.items()}
+        times.append(time.perf_counter())
+        written: dict[str, Path] = {}
+        if record is not None:
+            step = self.progress("write", sum(map(len, parts.values()))) if self.progress is not None else None
+            written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
+                       for name, columns in parts.items()}  # fmt: skip
+            written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", self.source, counts)
+            written |= {ERRORS_FILE: folder / "errors"} if self.total else {}
+        times.append(time.perf_counter())
+        source = self.source
+        about = {"name": source.name, "citation": source.form.citation, "licence": source.form.licence}
+        result = ConvertResult(
+            source={**about, "settings": dict(source.settings), "files": self.files},
+            judgements=sum(source.statuses.values()),
+            statuses=dict(source.statuses),
+            errors=self.total,
+            parts=counts,
+            transforms=[asdict(done) for done in applied],
+            files={name: _WHAT.get(name, "graded pairs") for name in written},
+            warnings=source.warnings(),
+            errors_shown=shown,
+        )
+        if record is not None:
+            # From here on files appear in the output folder, which the record must claim first.
+            for name, seconds in zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True):
+                record.timings[name] += seconds
+            record.save("running")
+            with storage_errors(folder):
+                for name, file in written.items():
+                    move_into(file, record.folder / name)
+            record.results = asdict(result)
+            record.save("finished")
+        return result
+
+    @property
+    def total(self) -> int:
+        return sum(errors.total for errors in self.errors)
+
+    def _read(self, folder: Path, out: TextIO, look: bool) -> Generator[pa.RecordBatch]:
+        """Yield the graded pairs of all files in order, and count those of each file; write all errors to `out`."""
+        source, names = self.source, {file: name for name, file in self.source.inputs().items()}
+
+        def errors_of(file: Path) -> InvalidFileError:
+            self.errors.append(_WrittenError(file, names[file], out))
+            return self.errors[-1]
+
+        bar = _Bar(self.progress, "read texts", (*source.corpus, *source.queries))
+        with source.texts(folder, errors_of, bar.reached):
+            if self.total and not look and not self.source.chosen.skip_invalid:
+                self._refuse(0, look)  # rows that name these texts would fail too
+            bar = _Bar(self.progress, f"read {source.name}", source.files)
+            for file in source.files:
+                errors, before = errors_of(file), source.statuses.copy()
+                for judgements in source.read(file, errors, bar.reached):
+                    graded = [item for item in judgements if item.status == "graded"]
+                    columns = {name: [getattr(item, name) for item in graded] for name in SCHEMA.names}
+                    yield pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+                bar.reached(file, file.stat().st_size)
+                new = source.statuses - before
+                counts = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
+                self.files[names[file]] = counts
+
+    def _refuse(self, rows: int, look: bool) -> str:
+        """Refuse errors, and no rows; return the errors of a dry run, which only looks."""
+        source, shown = self.source, ""
+        if self.total and (look or not self.source.chosen.skip_invalid):
+            invalid = [errors for errors in self.errors if errors.total]
+            messages = [*source.unjoined(), *(str(errors) for errors in invalid[:_FILES_SHOWN])]
+            if rest := invalid[_FILES_SHOWN:]:
+                messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
+            other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
+            fixes = [f"the first file looks like the source {' or '.join(other)}: name it"] if other else []
+            fixes += ["correct these rows, or leave them out and keep a list of them: --skip-invalid"] if rows else []
+            shown = "\n".join([*messages, *(f"fix: {fix}" for fix in fixes)])
+            if not look or not rows:
+                raise InputError(shown)
+        if not rows:
+            messages = [f"{count} {status}" for status, count in source.statuses.most_common()]
+            raise InputError(
+                f"{source.path}: got {', '.join(messages) or 'no rows'} and no pair with a grade; expected "
+                f"{source.form.files}; fix: check the export, or the scale if the grades lie outside it"
+            )
+        return shown
+
+
+class _WrittenError(InvalidFileError):
+    """The errors of one file, each also written to a file of JSON lines."""
+
+    def __init__(self, path: Path, name: str, out: TextIO) -> None:
+        super().__init__(path)
+        self._name, self._out = name, out
+
+    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
+        super().add(row, column, got, expected, fix)
+        self._out.write(json.dumps({"file": self._name, **asdict(RowError(row, column, got, expected, fix))}) + "\n")
+
+
+def select(pairs: Pairs, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
+    """Check ids, transform and split; return part -> its rows in source order, and the reports of the steps."""
+    _refuse_other_texts(pairs)
+    transforms, split = settings.transforms(), settings.parts()
+    keys = [key for step in (*transforms, split) if step is not None for key in step.needs]
+    columns = PairColumns.of(pairs, dict.fromkeys(keys))
+    applied: list[TransformReport] = []
+    if not settings.dedup:
+        once = columns.take(_first_of_repeats(pairs))
+        if len(once) < len(columns):
+            applied.append(TransformReport("repeats written once", {}, len(columns), len(once)))
+        columns = once
+    for transform in transforms:
+        after, notes = transform.apply(columns)
+        applied.append(reported(transform, columns, after, notes))
+        if not len(after):
+            raise InputError(
+                f"{transform.name}: got no pair left of {len(columns)}; expected at least one; fix: loosen it "
+                "(--dry-run shows the relevances)"
+            )
+        columns = after
+    if split is None:
+        return {WHOLE: columns}, applied
+    parts = split.parts(columns)
+    if empty := [name for name, part in parts.items() if not len(part)]:
+        raise InputError(
+            f"--split: got no query for {', '.join(empty)} among {len(columns)} pairs; expected some in every "
+            "part; fix: give other shares, or another --seed"
+        )
+    return parts, [*applied, reported(split, columns, columns, {name: len(part) for name, part in parts.items()})]
+
+
+def _refuse_other_texts(pairs: Pairs) -> None:
+    """Refuse an id with several texts: different queries or documents would be joined."""
+    columns: list[tuple[Kind, Column, Column]] = [
+        ("query", pairs.query_ids, pairs.queries),
+        ("document", pairs.document_ids, pairs.documents),
+    ]
+    for kind, ids, texts in columns:
+        clashes: dict[int, int] = {}
+        for row, before in pairs.other_texts(kind):
+            clashes.setdefault(before, row)
+        if clashes:
+            before, row = min(clashes.items())
+            raise InputError(
+                f"{kind} ids: got {len(clashes)} that name several texts, first {shorten(ids[before])} for "
+                f"{shorten(texts[before])} and {shorten(texts[row])}; expected one text per id; fix: --text-ids makes "
+                "ids from the texts, or give each text its own id"
+            )
+
+
+def _first_of_repeats(pairs: Pairs) -> NDArray[np.intp]:
+    """Return the first row of each pair per task; refuse repeats with another relevance."""
+    first, relevance = pairs.first_rows_of_pairs(), pairs.relevance
+    differ = np.unique(first[relevance != relevance[first]])
+    if len(differ):
+        values = relevance[first == differ[0]]
+        raise InputError(
+            f"pairs: got {len(differ)} with several relevances, first {values.min():g} and {values.max():g} for query "
+            f"{shorten(pairs.queries[differ[0]])} and document {shorten(pairs.documents[differ[0]])}; expected one "
+            "relevance per pair; fix: --dedup takes their mean, or correct the file"
+        )
+    return np.flatnonzero(first == np.arange(len(first)))
+
+
+def _counts(pairs: Pairs, columns: PairColumns) -> dict[str, Any]:
+    """Count rows, queries (once per task), rows per task ("-" for none), and rows per tenth of relevance."""
+    names, tasks = pairs.tasks
+    tasks, queries = tasks[columns.rows], pairs.id_numbers("query")[columns.rows]
+    by_task = {name or "-": int((tasks == number).sum()) for number, name in enumerate(names)}
+    return {
+        "rows": len(columns),
+        "queries": len(np.unique(queries.astype(np.int64) * len(names) + tasks)),
+        "tasks": {task: count for task, count in sorted(by_task.items()) if count},
+        "histogram": np.histogram(columns.relevance, bins=BINS, range=(0.0, 1.0))[0].tolist(),
+    }
+
+
+def _write_pairs(pairs: Pairs, columns: PairColumns, target: Path, step: Callable[[int], None] | None) -> Path:
+    with storage_errors(target), table_writer(target, SCHEMA) as writer:
+        for table in columns.tables(pairs):
+            writer.write_table(table)
+            if step is not None:
+                step(len(table))
+    return target
+
+
+def _write_train_file(target: Path, source: Source, parts: Mapping[str, Mapping[str, Any]]) -> Path:
+    part = "train" if "train" in parts else next(iter(parts))
+    content: dict[str, Any] = {"pairs": f"{part}.parquet"}
+    shares = {task: share for task, share in source.form.task_shares.items() if task in parts[part]["tasks"]}
+    if shares:
+        content["task_shares"] = shares
+    if source.form.instructions is not None:
+        content["instructions"] = source.form.instructions
+    write_atomically(target, yaml.safe_dump(content, sort_keys=False))
+    return target
+
+
+@contextmanager
+def _work_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder inside the output folder, locked against other processes; delete it at the end."""
+    state = out / STATE
+    with alone_in(out, f"{STATE}/lock"):
+        try:
+            shutil.rmtree(state / "work", ignore_errors=True)  # a killed run may have left it
+            with storage_errors(out):
+                (state / "work").mkdir()
+            yield state / "work"
+        finally:
+            shutil.rmtree(state, ignore_errors=True)
+            with suppress(OSError):
+                out.rmdir()  # fails unless nothing was written
+
+
+class _Bar:
+    """A progress bar over the bytes of several files."""
+
+    def __init__(self, progress: ProgressBars | None, title: str, files: Iterable[Path]) -> None:
+        total = sum(file.stat().st_size for file in files if file.is_file())
+        self._step = progress(title, total) if progress is not None and total else None
+        self._reached: dict[Path, int] = {}
+
+    def advance(self, count: int) -> None:
+        if self._step is not None and count > 0:
+            self._step(count)
+
+    def reached(self, file: Path, position: int) -> None:
+        self.advance(position - self._reached.get(file, 0))
+        self._reached[file] = max(position, self._reached.get(file, 0))

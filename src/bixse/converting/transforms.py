@@ -1,0 +1,350 @@
+"""Transforms of graded pairs: cutoff, binary relevance, label noise, sampling, splits, removal of duplicates.
+
+A transform works on `PairColumns`, a few numbers per row: tables may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bixse.data.columns import SCHEMA, with_columns_of
+from bixse.data.graded_pairs import Pairs
+from bixse.errors import SEEDS, InputError
+from bixse.files.values import normal_form
+
+Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
+"""A column that rows are compared by: ids and task literally, texts in their `normal_form`."""
+NO_LABEL = -1  # in `PairColumns.labels`: a relevance that is nobody's grade
+ROUNDING = 1e-9  # tolerance below a cutoff: grade 4.6 on 1 to 5 is 0.8999999999999999
+RANGES = {
+    "cutoff": (0.0, 1.0),
+    "threshold": (0.0, 1.0),
+    "probability": (0.0, 1.0),
+    "size": (1, math.inf),
+    "seed": (0, SEEDS - 1),
+}
+"""Value of a transform -> lowest and highest."""
+ROWS_AT_ONCE = 4096  # taken from a table together
+BINS = 10  # levels of relevance that a sample keeps in proportion, and a histogram shows
+
+
+# The rows of a query often follow each other, so that its text is hashed once.
+@lru_cache(maxsize=256)
+def key_value(key: Key, value: str | None) -> int:
+    """Return 64 bits for a value, the start of its BLAKE2b; 0 if there is no value."""
+    if key in ("query", "document"):
+        return _hashed(normal_form(value or ""))
+    return _hashed(value) if value is not None else 0
+
+
+def _hashed(text: str) -> int:
+    # Lone surrogates, which a table in memory may hold, cannot be encoded otherwise.
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class PairColumns:
+    """M graded pairs as numbers: row of the table, relevance, and keys for comparisons."""
+
+    rows: NDArray[np.int64]
+    """(M,) rows of the table that hold texts, ids and task."""
+    labels: NDArray[np.int64]
+    """(M,) rows that hold grade and probabilities; `NO_LABEL` if the relevance is nobody's grade."""
+    relevance: NDArray[np.float64]
+    keys: Mapping[Key, NDArray[np.uint64]]
+    """Key -> (M,) numbers, for the requested keys."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of(cls, pairs: Pairs, keys: Iterable[Key]) -> PairColumns:
+        """Return the columns of a table in memory, with these keys."""
+        columns: dict[Key, Any] = {
+            "query_id": pairs.query_ids,
+            "document_id": pairs.document_ids,
+            "task": pairs.extra.get("task", [None] * len(pairs)),
+            "query": pairs.queries,
+            "document": pairs.documents,
+        }
+        hashes = {
+            key: np.fromiter((key_value(key, value) for value in columns[key]), np.uint64, len(pairs)) for key in keys
+        }
+        rows = np.arange(len(pairs), dtype=np.int64)
+        return cls(rows, rows, np.asarray(pairs.relevance, dtype=np.float64), hashes)
+
+    def take(self, rows: NDArray[Any] | slice) -> PairColumns:
+        keys = {key: values[rows] for key, values in self.keys.items()}
+        return PairColumns(self.rows[rows], self.labels[rows], self.relevance[rows], keys)
+
+    def groups(self, *keys: Key) -> NDArray[np.int64]:
+        """Return (M,) numbers from 0 up, equal if all these keys are equal."""
+        numbers = np.zeros(len(self), dtype=np.int64)
+        for key in keys:
+            _, codes = np.unique(self.keys[key], return_inverse=True)
+            _, numbers = np.unique(numbers * (int(codes.max(initial=0)) + 1) + codes.reshape(-1), return_inverse=True)
+            numbers = numbers.reshape(-1).astype(np.int64)
+        return numbers
+
+    def tables(self, pairs: Pairs) -> Iterator[pa.Table]:
+        """Yield these rows of the source table in blocks, with all columns of `SCHEMA`."""
+        names = [name for name in ("grade", "grade_probs") if name in pairs.table.column_names]
+        moved = bool(names) and not np.array_equal(self.labels, self.rows)
+        grades = pairs.table.select(names).combine_chunks() if moved else None
+        for start in range(0, len(self), ROWS_AT_ONCE):
+            block = self.take(slice(start, start + ROWS_AT_ONCE))
+            windows = []
+            # in windows of the table: `take` copies all chunks that it looks at, and mapped pages are given back
+            for rows in np.split(block.rows, np.flatnonzero(np.diff(block.rows // ROWS_AT_ONCE)) + 1):
+                window = pairs.table.slice(rows[0], rows[-1] - rows[0] + 1)
+                windows.append(window.take(pa.array(rows - rows[0])))
+                pairs.release()
+            table = with_columns_of(pa.concat_tables(windows), SCHEMA.names)
+            columns = {name: table[name] for name in SCHEMA.names}
+            columns["relevance"] = pa.array(block.relevance)
+            if grades is not None:
+                labels = grades.take(pa.array(block.labels, mask=block.labels == NO_LABEL))
+                columns |= {name: labels[name] for name in names}
+            yield pa.table(columns, schema=SCHEMA)
+
+    def selected(self, pairs: Pairs) -> Pairs:
+        """Return these rows of the source table."""
+        return Pairs.from_arrow(batch for table in self.tables(pairs) for batch in table.combine_chunks().to_batches())
+
+
+@dataclass(frozen=True)
+class TransformReport:
+    """A report of the effect of one transform on a table."""
+
+    name: str
+    settings: Mapping[str, Any]
+    rows_before: int
+    rows_after: int
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
+        notes = ", ".join(f"{name} {count}" for name, count in self.notes.items())
+        rows = f"{self.rows_before} rows" + (f" to {self.rows_after}" if self.rows_after != self.rows_before else "")
+        return f"{self.name}{f' ({settings})' if settings else ''}: {rows}{f'; {notes}' if notes else ''}"
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The base of transforms, from columns to columns; values out of range are refused."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[Key, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for field_name, value in vars(self).items():
+            low, high = RANGES.get(field_name, (-math.inf, math.inf))
+            if not low <= value <= high:
+                raise InputError(
+                    f"{self.name}: got {field_name} {value}; expected {low:g} to {high:g}; fix: correct it"
+                )
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        """Return the new columns, in the old order, and counts; the input has at least one row."""
+        raise NotImplementedError
+
+
+def transformed(pairs: Pairs, transform: Transform, record: list[TransformReport] | None = None) -> Pairs:
+    """Return a table after a transform; append the report to `record` if given."""
+    if not len(pairs):
+        return pairs
+    columns = PairColumns.of(pairs, transform.needs)
+    after, notes = transform.apply(columns)
+    if record is not None:
+        record.append(reported(transform, columns, after, notes))
+    return after.selected(pairs)
+
+
+def reported(
+    transform: Transform | SplitByQuery, before: PairColumns, after: PairColumns, notes: dict[str, int]
+) -> TransformReport:
+    """Return the report of a transform."""
+    return TransformReport(transform.name, dict(vars(transform)), len(before), len(after), notes)
+
+
+@dataclass(frozen=True)
+class KeepFrom(Transform):
+    """The rows with relevance >= cutoff (BiXSE paper, study of the relevance cutoff), with tolerance `ROUNDING`."""
+
+    cutoff: float
+    name: ClassVar[str] = "cutoff"
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        # A grade at the cutoff may become a relevance that is smaller by a rounding error.
+        return columns.take(columns.relevance >= self.cutoff - ROUNDING), {}
+
+
+@dataclass(frozen=True)
+class Binarise(Transform):
+    """Relevance 1 from a threshold up (tolerance `ROUNDING`), 0 below; the grade stays."""
+
+    threshold: float
+    name: ClassVar[str] = "binarise"
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        relevance = (columns.relevance >= self.threshold - ROUNDING).astype(np.float64)
+        return replace(columns, relevance=relevance), {"relevant": int(relevance.sum())}
+
+
+@dataclass(frozen=True)
+class LabelNoise(Transform):
+    """Swaps of the labels of a positive and a hard negative of a query, with a probability (paper, label noise).
+
+    The best and the worst document per query and task exchange relevance, grade and probabilities once; the seed breaks
+    ties. A hit depends on the seed and the query's id alone, so the queries hit at .1 are among those hit at .3. If all
+    documents of a query have one relevance, there is nothing to swap ("equal").
+    """
+
+    probability: float
+    seed: int = 0
+    name: ClassVar[str] = "noise"
+    needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        queries, documents = columns.keys["query_id"], columns.keys["document_id"]
+        group = columns.groups("query_id", "task")
+        order = np.lexsort((_draws(self.seed, "noise among equals", queries, documents), columns.relevance, group))
+        starts = _starts(group[order])
+        worst, best = order[starts], order[np.r_[starts[1:], len(order)] - 1]  # (groups,) each
+        # The purpose is part of a draw, so ties and hits are independent under the same seed.
+        hit = _shares(_draws(self.seed, "noise", queries[worst])) < self.probability
+        swapped = hit & (columns.relevance[worst] < columns.relevance[best])
+        here, there = np.r_[worst[swapped], best[swapped]], np.r_[best[swapped], worst[swapped]]
+        relevance, labels = columns.relevance.copy(), columns.labels.copy()
+        relevance[here], labels[here] = columns.relevance[there], columns.labels[there]
+        counts = {"hit": hit, "swapped": swapped, "equal": hit & ~swapped}
+        notes = {"queries": len(worst), **{name: int(count.sum()) for name, count in counts.items()}}
+        return replace(columns, relevance=relevance, labels=labels), notes
+
+
+@dataclass(frozen=True)
+class Sample(Transform):
+    """A sample of exactly `size` rows; every task and tenth of relevance keeps its proportion.
+
+    Sainte-Lague's rule rounds shares to complete rows and never takes a row back: a smaller sample is part of a larger
+    one. The chance of a row depends on its ids and the seed, not on its position.
+    """
+
+    size: int
+    seed: int = 0
+    name: ClassVar[str] = "sample"
+    needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        """Return the sample; raise InputError if there are fewer rows."""
+        if self.size > len(columns):
+            raise InputError(
+                f"size of a sample: got {self.size}; expected at most the {len(columns)} rows there are; "
+                "fix: ask for fewer, or for no sample"
+            )
+        keys = columns.keys
+        chance = _draws(self.seed, "sample", keys["query_id"], keys["task"], keys["document_id"])
+        bins = np.minimum(np.floor(columns.relevance * BINS + ROUNDING), BINS - 1).astype(np.uint64)
+        strata = columns.groups("task") * BINS + bins.astype(np.int64)
+        order = np.lexsort((chance, strata))
+        starts = _starts(strata[order])
+        sizes = np.diff(np.r_[starts, len(order)])
+        position = np.arange(len(order)) - np.repeat(starts, sizes)  # (M,) position of a row within its stratum
+        # Sainte-Lague: the position at which a stratum earns its next row
+        rule = (position + 0.5) / np.repeat(sizes, sizes)
+        among_equals = _draws(self.seed, "sample among equals", keys["task"][order], bins[order])
+        sampled = order[np.lexsort((among_equals, rule))[: self.size]]
+        return columns.take(np.sort(sampled)), {"strata": len(starts)}
+
+
+@dataclass(frozen=True)
+class WithoutDuplicates(Transform):
+    """One row per pair of texts (see `normal_form`) and task, with the mean of the relevances.
+
+    The first row stays. If relevances differ, it has no grade and no probabilities, since nobody gave the mean.
+    """
+
+    name: ClassVar[str] = "dedup"
+    needs: ClassVar[tuple[Key, ...]] = ("query", "document", "task")
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        group = columns.groups("query", "document", "task")
+        order = np.lexsort((columns.relevance, group))  # sums do not depend on the order of the rows
+        starts = _starts(group[order])
+        sizes = np.diff(np.r_[starts, len(order)])
+        values = columns.relevance[order]
+        low, high = values[starts], values[starts + sizes - 1]
+        differ = low < high
+        means = np.where(differ, np.clip(np.add.reduceat(values, starts) / sizes, low, high), low)
+        _, first = np.unique(group, return_index=True)
+        unique = columns.take(first)
+        unique = replace(unique, relevance=means, labels=np.where(differ, NO_LABEL, unique.labels))
+        notes = {"repeated": int((sizes > 1).sum()), "disagreeing": int(differ.sum())}
+        return unique.take(np.argsort(unique.rows)), notes
+
+
+@dataclass(frozen=True)
+class SplitByQuery:
+    """Parts that share no query text.
+
+    The part of a query follows from the seed and a hash of its text in normal form. It stays the same when rows are
+    added; shares are met approximately. A part may be empty.
+    """
+
+    shares: Mapping[str, float]
+    """Part -> its share; the sum is 1."""
+    seed: int = 0
+    name: ClassVar[str] = "split"
+    needs: ClassVar[tuple[Key, ...]] = ("query",)
+
+    def __post_init__(self) -> None:
+        total = math.fsum(self.shares.values())
+        if not self.shares or not all(0 < share <= 1 for share in self.shares.values()) or abs(total - 1) > ROUNDING:
+            shares = ", ".join(f"{name}={share:g}" for name, share in self.shares.items()) or "no part"
+            raise InputError(
+                f"shares of a split: got {shares}; expected shares above 0 that add up to 1; "
+                "fix: for example train=0.8 dev=0.1 test=0.1"
+            )
+        if not 0 <= self.seed < SEEDS:
+            raise InputError(f"split: got seed {self.seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
+
+    def parts(self, columns: PairColumns) -> dict[str, PairColumns]:
+        """Return the parts in the order of the shares; the order does not affect the assignment."""
+        names = sorted(self.shares)
+        ends = np.cumsum([self.shares[name] for name in names])[:-1]
+        part = np.searchsorted(ends, _shares(_draws(self.seed, "split", columns.keys["query"])), side="right")
+        return {name: columns.take(part == names.index(name)) for name in self.shares}
+
+
+def _starts(ordered: NDArray[np.int64]) -> NDArray[np.intp]:
+    return np.flatnonzero(np.r_[True, np.diff(ordered) > 0])
+
+
+def _draws(seed: int, purpose: str, *keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return (M,) uniform 64-bit numbers that depend on seed, purpose and (M,) keys, not on the other rows."""
+    draws = np.full(len(keys[0]), _hashed(f"{purpose}/{seed}"), dtype=np.uint64)
+    for key in keys:
+        draws = _mixed(draws ^ key)
+    return draws
+
+
+def _shares(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return 64-bit numbers as numbers in [0, 1), by their upper 53 bits."""
+    return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood 2014): each input bit affects each output bit."""
+    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
