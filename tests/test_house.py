@@ -1,16 +1,25 @@
-"""The size of the house: no figure is above its limit. Run this file to see all.
+"""The shape of the house: no figure is above its limit. Run this file to see all.
 
-A limit can only be lowered, except by a feature that was granted lines of its own, or by mended defects with tests.
+A limit can only be lowered, except by mended defects with tests or a feature that was asked for.
 """
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 40_045, "lines of code": 28_125, "modules": 227, "modules with one importer": 46,
-          "imports per module, mean": 6.59, "imports per module, highest": 19, "lines reached from train": 14_640,
-          "lines reached from evaluate": 7_869, "classes of settings": 45, "settings": 285}  # fmt: skip
+LONG = 50
+"""A longer function, its docstring left out, is no longer read in one go."""
+ENTRIES = {"train": "bixse.training.recipe", "evaluate": "bixse.evaluation.evaluate"}
+LIMITS = {
+    "functions above 50 lines": 8,
+    "private functions with one caller": 379,
+    "lines reached from train": 15_870,
+    "lines reached from evaluate": 8_850,
+    "classes of settings": 45,
+    "settings": 285,
+}
 
 
 def imports_of(tree, modules):
@@ -19,6 +28,12 @@ def imports_of(tree, modules):
     pairs = [(getattr(node, "module", None), alias.name) for node in nodes for alias in node.names]
     names = modules & {name for module, part in pairs for name in (module, part, f"{module}.{part}")} - {"bixse"}
     return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
+
+
+def named_modules(tree, modules):
+    """Return the modules that a file names in a text, as the core does for the satellites that it asks for."""
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return modules & {text.partition(":")[0] for text in texts}
 
 
 def code_lines(text, tree):
@@ -35,23 +50,49 @@ def closure(names, follow):
     return names
 
 
+def functions_of(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def lines_of(function):
+    """Count the lines of a function without its docstring."""
+    first = function.body[0]
+    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return function.end_lineno - function.lineno + 1 - is_docstring * (first.end_lineno - first.lineno + 1)
+
+
+def with_one_caller(tree):
+    """Return the private functions and methods of a module that it names once."""
+    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    used = Counter(names + [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)])
+    private = [f for f in functions_of(tree) if re.match("_[a-z]", f.name)]
+    return [f for f in private if used[f.name] == 1 and not f.decorator_list]
+
+
 def figures():
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
     texts = {name.removesuffix(".__init__"): path.read_text(encoding="utf-8") for name, path in paths.items()}
     trees, lines = {n: ast.parse(t) for n, t in texts.items()}, {n: len(t.splitlines()) for n, t in texts.items()}
-    imports = {name: imports_of(tree, texts.keys()) for name, tree in trees.items()}
-    counts = [len(imports[name]) for name in texts if lines[name] > 5]
-    importers = [sum(module in others for others in imports.values()) for module in texts]
-    reached = [closure({start}, lambda names: set().union(*(imports[name] for name in names)))
-               for start in ("bixse.training.recipe", "bixse.evaluation.evaluate")]  # fmt: skip
+    needed = {name: imports_of(tree, texts.keys()) for name, tree in trees.items()}
+    needed["bixse.extensions"] |= named_modules(trees["bixse.extensions"], texts.keys())
+    reached = {
+        f"lines reached from {verb}": sum(
+            lines[name] for name in closure({start}, lambda names: set().union(*(needed[name] for name in names)))
+        )
+        for verb, start in ENTRIES.items()
+    }
     classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     below = closure({"Settings"}, lambda names: {c.name for c in classes if names & {*map(ast.unparse, c.bases)}})
     fields = [node for c in classes if c.name in below - {"Settings"} for node in c.body
               if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)]  # fmt: skip
-    found = (sum(lines.values()), sum(code_lines(texts[name], trees[name]) for name in texts), len(texts),
-             importers.count(1), round(sum(counts) / len(counts), 2), max(counts),
-             *(sum(lines[name] for name in names) for names in reached), len(below) - 1, len(fields))  # fmt: skip
-    return dict(zip(LIMITS, found, strict=True))
+    functions = [function for tree in trees.values() for function in functions_of(tree)]
+    return {
+        "functions above 50 lines": sum(lines_of(function) > LONG for function in functions),
+        "private functions with one caller": sum(len(with_one_caller(tree)) for tree in trees.values()),
+        **reached,
+        "classes of settings": len(below) - 1,
+        "settings": len(fields),
+    }
 
 
 def test_no_figure_is_above_its_limit():

@@ -48,7 +48,7 @@ BUDGET = {
     "search": (800, 22),
     "evaluation": (1990, 54),
     "calibration": (1250, 40),
-    "training": (3820, 125),
+    "training": (3830, 124),
     "engine": (380, 4),
     "index": (1210, 39),
     "converting": (2050, 35),

@@ -1,14 +1,11 @@
-"""The satellites that the core asks for by name and never imports: indexes, sharding."""
+"""The satellites that the core asks for by name and never imports: an index as a system."""
 
 from __future__ import annotations
 
 from pkgutil import resolve_name
 from typing import Any
 
-EXTENSIONS = {
-    "index": "bixse.index.search:open_index_system",
-    "sharding": "bixse.training.sharding:ShardedTrainer",
-}
+EXTENSIONS = {"index": "bixse.index.search:open_index_system"}
 """Name -> module and object of a satellite. The core must not import it at the top: `extension` does on first use."""
 
 

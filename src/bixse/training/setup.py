@@ -14,7 +14,6 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
-from bixse.extensions import extension
 from bixse.training.checks import check_max_length, check_pairs, prompts_before
 from bixse.training.config import CHECKPOINT_FOLDER, DIVERGED_FILE, LOG_FILE, TENSORBOARD_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import DevEvaluator, check_not_trained_on, dev_evaluator, queries_of, warnings_of
@@ -65,8 +64,15 @@ def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
     warnings += check_lengths(model, pairs, prompts_before(model, pairs))
-    trainer: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
-    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, trainer, standardised)
+    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, _trainer_class(config), standardised)
+
+
+def _trainer_class(config: TrainConfig) -> type[GradedTrainer]:
+    if config.sharding is None:
+        return GradedTrainer
+    from bixse.training.sharding import ShardedTrainer  # distributed checkpoints take a second to import
+
+    return ShardedTrainer
 
 
 def make_trainer(
