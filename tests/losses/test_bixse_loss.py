@@ -142,6 +142,7 @@ def test_the_statistics_of_a_batch_and_its_start(tiny_model):
     assert torch.sigmoid(s).mean().item() == pytest.approx(mean_target, abs=1e-5)
     assert {name: float(value) for name, value in loss.statistics.items()} == {
         "logit_bias": loss.logit_bias.item(),
+        "cosine_at_half": pytest.approx(loss.logit_bias.item() / -20.0),
         "logit_scale": 20.0,
         "mean_logit_relevant": pytest.approx(s[relevant].mean().item(), abs=1e-4),
         "mean_logit_irrelevant": pytest.approx(s[~relevant].mean().item(), abs=1e-4),

@@ -153,6 +153,7 @@ class BiXSELoss(GradedLoss):
         """Keep the figures of the batch for the log, and the divisor of its sum."""
         self.statistics = {
             "logit_bias": self.logit_bias.detach().clone(),
+            "cosine_at_half": (-self.logit_bias / self.logit_scale).detach(),
             "logit_scale": self.logit_scale.detach().clone(),
             "mean_logit_relevant": means[0],
             "mean_logit_irrelevant": means[1],

@@ -41,6 +41,7 @@ FIGURES = {
     "loss": "loss",
     "logit bias (beta)": "logit_bias",
     "logit scale (alpha)": "logit_scale",
+    "cosine of probability .5": "cosine_at_half",
     "mean target": "mean_target",
     "gradient norm": "grad_norm",
     "learning rate": "learning_rate",
