@@ -302,3 +302,22 @@ def test_the_example_in_the_docstring_trains(word, tmp_path, monkeypatch):
     untrained = names["build_encoder"]("demo")
     pairs = zip(untrained.parameters(), names["model"].parameters(), strict=True)
     assert any(not torch.equal(before, after.cpu()) for before, after in pairs)
+
+
+def test_a_common_shift_of_all_cosines_moves_the_cut_and_not_infonce(tiny_model):
+    share = 0.8  # of a direction that all texts have: logits of scale 20 / (1 - share) are those of scale 20, plus 80
+    q, d = (normalize(torch.randn(number, 6, generator=torch.manual_seed(number)), dim=1) for number in (3, 4))
+    shifted = [torch.cat([part * (1 - share) ** 0.5, torch.full((len(part), 1), share**0.5)], dim=1) for part in (q, d)]
+    rows, columns, z = zip(*[(i, j, z) for i, row in enumerate(KNOWN) for j, z in enumerate(row) if z], strict=True)
+    targets = GradedTargets.from_entries(torch.tensor(rows), torch.tensor(columns), torch.tensor(z), (3, 4))
+
+    def value_and_cut(parts, scale, loss="bixse", **options):
+        built = build_loss(loss, tiny_model, scale=scale, **options)
+        return built.compute_loss_from_embeddings(*parts, targets).item(), built.statistics.get("cosine_at_half")
+
+    (plain, cut), (moved, moved_cut) = value_and_cut((q, d), 20.0), value_and_cut(shifted, 100.0)
+    assert moved == pytest.approx(plain, rel=1e-4)  # "fit" finds the shift
+    assert float(moved_cut) == pytest.approx(share + (1 - share) * float(cut), abs=1e-4)
+    assert value_and_cut(shifted, 100.0, bias=-10.0)[0] > 5 * value_and_cut((q, d), 20.0, bias=-10.0)[0]
+    infonce = [value_and_cut(parts, scale, "infonce")[0] for parts, scale in (((q, d), 20.0), (shifted, 100.0))]
+    assert infonce[1] == pytest.approx(infonce[0], rel=1e-4)
