@@ -274,20 +274,27 @@ def do_runs(
             f"{record.folder}: got Ctrl-C after {len(results)} of {len(runs)} runs; finished runs are saved; "
             "to continue: give the same command again"
         ) from error
-    waiting = []
-    if engine.shared:
-        # held until the tables are written: two ranks that end together would both find runs pending
-        experiment.end.enter_context(experiment.in_turn())
-        there = {run.name: load_result(run, folder) for run in runs if run.name not in results}
-        results.update(
-            {name: each for name, each in there.items() if each is not None and each.status != "interrupted"}
-        )
-        waiting = [run for run in runs if run.name not in results and wanted(run, results)]
-        results.update({run.name: _result(run, status="interrupted", reason=ELSEWHERE) for run in waiting})
+    waiting = _wait_for_other_ranks(experiment, runs, results, wanted) if engine.shared else 0
     ordered = {run.name: results[run.name] for run in runs if run.name in results}
     versions = sorted({result.version for result in ordered.values()})
     mixed = f"runs were made by several versions of bixse ({', '.join(versions)}): use a new --out to be sure"
-    return Results(ordered, made, [mixed] if len(versions) > 1 else [], len(waiting))
+    return Results(ordered, made, [mixed] if len(versions) > 1 else [], waiting)
+
+
+def _wait_for_other_ranks(
+    experiment: Experiment,
+    runs: Sequence[ArmRun],
+    results: dict[str, RunResult],
+    wanted: Callable[[ArmRun, dict[str, RunResult]], bool],
+) -> int:
+    """Add the results of other ranks, and an interrupted one per run that they still do; return the number of these."""
+    # held until the tables are written: two ranks that end together would both find runs pending
+    experiment.end.enter_context(experiment.in_turn())
+    there = {run.name: load_result(run, experiment.folder) for run in runs if run.name not in results}
+    results.update({name: each for name, each in there.items() if each is not None and each.status != "interrupted"})
+    waiting = [run for run in runs if run.name not in results and wanted(run, results)]
+    results.update({run.name: _result(run, status="interrupted", reason=ELSEWHERE) for run in waiting})
+    return len(waiting)
 
 
 @dataclass(frozen=True)
