@@ -5,7 +5,6 @@ A transform works on `PairColumns`, a few numbers per row: tables may be larger 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bixse.data.columns import SCHEMA, with_columns_of
+from bixse.data.draws import ROUNDING, check_shares, draws, hashed, part_numbers, unit_numbers
 from bixse.data.graded_pairs import Pairs
 from bixse.errors import SEEDS, InputError
 from bixse.files.values import normal_form
@@ -24,7 +24,6 @@ from bixse.files.values import normal_form
 Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
 """A column that rows are compared by: ids and task literally, texts in their `normal_form`."""
 NO_LABEL = -1  # in `PairColumns.labels`: a relevance that is nobody's grade
-ROUNDING = 1e-9  # tolerance below a cutoff: grade 4.6 on 1 to 5 is 0.8999999999999999
 RANGES = {
     "cutoff": (0.0, 1.0),
     "threshold": (0.0, 1.0),
@@ -42,13 +41,8 @@ BINS = 10  # levels of relevance that a sample keeps in proportion, and a histog
 def key_value(key: Key, value: str | None) -> int:
     """Return 64 bits for a value, the start of its BLAKE2b; 0 if there is no value."""
     if key in ("query", "document"):
-        return _hashed(normal_form(value or ""))
-    return _hashed(value) if value is not None else 0
-
-
-def _hashed(text: str) -> int:
-    # Lone surrogates, which a table in memory may hold, cannot be encoded otherwise.
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+        return hashed(normal_form(value or ""))
+    return hashed(value) if value is not None else 0
 
 
 @dataclass(frozen=True)
@@ -217,11 +211,11 @@ class LabelNoise(Transform):
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         queries, documents = columns.keys["query_id"], columns.keys["document_id"]
         group = columns.groups("query_id", "task")
-        order = np.lexsort((_draws(self.seed, "noise among equals", queries, documents), columns.relevance, group))
+        order = np.lexsort((draws(self.seed, "noise among equals", queries, documents), columns.relevance, group))
         starts = _starts(group[order])
         worst, best = order[starts], order[np.r_[starts[1:], len(order)] - 1]  # (groups,) each
         # The purpose is part of a draw, so ties and hits are independent under the same seed.
-        hit = _shares(_draws(self.seed, "noise", queries[worst])) < self.probability
+        hit = unit_numbers(draws(self.seed, "noise", queries[worst])) < self.probability
         swapped = hit & (columns.relevance[worst] < columns.relevance[best])
         here, there = np.r_[worst[swapped], best[swapped]], np.r_[best[swapped], worst[swapped]]
         relevance, labels = columns.relevance.copy(), columns.labels.copy()
@@ -252,7 +246,7 @@ class Sample(Transform):
                 "fix: ask for fewer, or for no sample"
             )
         keys = columns.keys
-        chance = _draws(self.seed, "sample", keys["query_id"], keys["task"], keys["document_id"])
+        chance = draws(self.seed, "sample", keys["query_id"], keys["task"], keys["document_id"])
         bins = np.minimum(np.floor(columns.relevance * BINS + ROUNDING), BINS - 1).astype(np.uint64)
         strata = columns.groups("task") * BINS + bins.astype(np.int64)
         order = np.lexsort((chance, strata))
@@ -261,7 +255,7 @@ class Sample(Transform):
         position = np.arange(len(order)) - np.repeat(starts, sizes)  # (M,) position of a row within its stratum
         # Sainte-Lague: the position at which a stratum earns its next row
         rule = (position + 0.5) / np.repeat(sizes, sizes)
-        among_equals = _draws(self.seed, "sample among equals", keys["task"][order], bins[order])
+        among_equals = draws(self.seed, "sample among equals", keys["task"][order], bins[order])
         sampled = order[np.lexsort((among_equals, rule))[: self.size]]
         return columns.take(np.sort(sampled)), {"strata": len(starts)}
 
@@ -307,44 +301,13 @@ class SplitByQuery:
     needs: ClassVar[tuple[Key, ...]] = ("query",)
 
     def __post_init__(self) -> None:
-        total = math.fsum(self.shares.values())
-        if not self.shares or not all(0 < share <= 1 for share in self.shares.values()) or abs(total - 1) > ROUNDING:
-            shares = ", ".join(f"{name}={share:g}" for name, share in self.shares.items()) or "no part"
-            raise InputError(
-                f"shares of a split: got {shares}; expected shares above 0 that add up to 1; "
-                "fix: for example train=0.8 dev=0.1 test=0.1"
-            )
-        if not 0 <= self.seed < SEEDS:
-            raise InputError(f"split: got seed {self.seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
+        check_shares(self.shares, self.seed)
 
     def parts(self, columns: PairColumns) -> dict[str, PairColumns]:
         """Return the parts in the order of the shares; the order does not affect the assignment."""
-        names = sorted(self.shares)
-        ends = np.cumsum([self.shares[name] for name in names])[:-1]
-        part = np.searchsorted(ends, _shares(_draws(self.seed, "split", columns.keys["query"])), side="right")
-        return {name: columns.take(part == names.index(name)) for name in self.shares}
+        numbers = part_numbers(columns.keys["query"], self.shares, self.seed)
+        return {name: columns.take(numbers == number) for number, name in enumerate(self.shares)}
 
 
 def _starts(ordered: NDArray[np.int64]) -> NDArray[np.intp]:
     return np.flatnonzero(np.r_[True, np.diff(ordered) > 0])
-
-
-def _draws(seed: int, purpose: str, *keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return (M,) uniform 64-bit numbers that depend on seed, purpose and (M,) keys, not on the other rows."""
-    draws = np.full(len(keys[0]), _hashed(f"{purpose}/{seed}"), dtype=np.uint64)
-    for key in keys:
-        draws = _mixed(draws ^ key)
-    return draws
-
-
-def _shares(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return 64-bit numbers as numbers in [0, 1), by their upper 53 bits."""
-    return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood 2014): each input bit affects each output bit."""
-    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
