@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import pyarrow as pa
 
+from bixse.data.draws import split_queries
+from bixse.data.given import DOCUMENT_COLUMNS, QUERY_COLUMNS, check_by_id, check_texts, read_given
 from bixse.data.joined import Twins, Unjoined, check_joined, unjoined_judgements, warn_of, without_relevant
-from bixse.data.trec import numbers, read_qrels, write_qrels
-from bixse.errors import InputError, shorten
+from bixse.data.trec import read_qrels, write_qrels
+from bixse.errors import InputError
 from bixse.files.files import json_hash
 from bixse.files.rows import other_form, read_blocks, write_rows
-from bixse.files.values import FileColumn, normal_form
+from bixse.files.values import normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE, Qrels
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """The treatment of judgements that name a document which the corpus lacks."""
-DOCUMENT_COLUMNS = (
-    # MS MARCO 2 has two ids for a passage: `docid` is that of its document
-    FileColumn("_id", "id", unique=True, other_names=("pid", "docid", "doc_id", "document_id", "id")),
-    FileColumn("title", needed=False),
-    FileColumn("text", may_be_empty=True, other_names=("contents", "passage", "segment", "body", "document")),
-)
-"""Columns of a corpus, under the names that tools use.
-
-Documents without title and text are valid: published corpora hold some, even judged ones.
-"""
 WORD = re.compile(r"\w+")
 QUOTED_WORDS = 5
 """Shorter queries are names of topics, which relevant documents are expected to hold."""
-QUERY_COLUMNS = (
-    FileColumn("_id", "id", unique=True, other_names=("qid", "query_id", "id", "topic_id", "question_id")),
-    FileColumn("text", other_names=("query", "question", "title", "query_text")),
-)
 
 
 class Document(NamedTuple):
@@ -67,61 +55,122 @@ class Collection:
     """Counts of judgements, queries and documents that do not count, or count otherwise than they look."""
 
     @classmethod
-    def of(cls, given: Any, split: str | None = "test") -> Collection:
-        """Return a collection as it is, or (queries, corpus, qrels) in memory as one, whose judgements are `split`.
+    def of(
+        cls,
+        documents: Any,
+        queries: Any,
+        labels: Any = None,
+        *,
+        columns: Mapping[str, str] | None = None,
+        split: str = "test",
+        missing_documents: MissingDocuments = "refuse",
+    ) -> Collection:
+        """Make a collection of what people have, and check that labels name only its documents and queries.
 
-        Without `split`, expect (queries, corpus) alone. Raise InputError for other objects, and for dictionaries of
-        other values or in another order.
+        Args:
+            documents: a file (.csv, .tsv, .jsonl, .parquet), a folder of .txt, .md or .html files, a folder that
+                `datasets` saved, a frame, a `Dataset`, an Arrow table, a list of dictionaries, or id -> text (or
+                {"title", "text"}).
+            queries: the same forms, or id -> text.
+            labels: the same forms, qrels of TREC, or query id -> document id -> grade, a number. None: no labels yet.
+            columns: key -> name of a column. The keys are documents.id, documents.title, documents.text, queries.id,
+                queries.text, labels.query, labels.document and labels.grade. A column without a key is guessed if only
+                one has a usual name; `warnings` names the guesses.
+            split: name of the split of the labels; the method `split` makes several.
+            missing_documents: "refuse" or "drop" labels whose document is not there.
+
+        Raises:
+            InputError: a form, file or column that cannot be used, ids in the place of texts, or nothing relevant.
+            InvalidFileError: all wrong rows of a file, or ids without a partner.
 
         Example:
-            >>> corpus = {"d1": "shutil.copytree", "d2": {"title": "shutil", "text": "copy a file"}}
-            >>> Collection.of(({"q1": "copy a folder"}, corpus, {"q1": {"d1": 3}})).corpus["d2"].content
-            'shutil copy a file'
+            >>> documents = [{"id": "d1", "text": "copy a tree"}, {"id": "d2", "text": "remove a file"}]
+            >>> labels = [{"qid": "q1", "pid": "d1", "grade": 3}, {"qid": "q1", "pid": "d2", "grade": 0}]
+            >>> Collection.of(documents, {"q1": "copy a folder"}, labels).qrels["test"]
+            {'q1': {'d1': 3.0, 'd2': 0.0}}
         """
-        if isinstance(given, cls):
-            return given
-        count = 2 if split is None else 3
-        if not (isinstance(given, tuple | list) and len(given) == count and all(isinstance(x, Mapping) for x in given)):
-            got = f"{type(given).__name__} of {len(given)}" if isinstance(given, tuple | list) else type(given).__name__
-            if split is None:
-                got = " and ".join(type(each).__name__ for each in given)
-                raise InputError(
-                    f"queries and corpus: got {got}; expected two dictionaries, or two files; fix: "
-                    "bixse.mine({'q1': 'copy'}, {'d1': 'shutil.copy'}, retrievers=['bm25'])"
-                )
+        given = read_given(documents, queries, labels, columns or {})
+        parts = (given.queries, given.documents, given.labels)
+        held = as_collection(parts[:2], None) if given.labels is None else as_collection(parts, split)
+        texts = [document.text for document in held.corpus.values()]
+        warnings = [*given.notes, *check_texts("documents", texts, "queries", held.queries)]
+        warnings += check_texts("queries", list(held.queries.values()), "documents", held.corpus)
+        empty = [name for name, document in held.corpus.items() if not document.content]
+        _refuse_all_empty(Path("documents"), len(held.corpus), len(empty))
+        where = Path(labels) if isinstance(labels, str | Path) else Path("labels")
+        drop = missing_documents == "drop"
+        judged = {where: held.qrels[split]} if held.qrels else {}
+        joined, lines = _joined(held.corpus, held.queries, judged, drop)
+        warnings += [*warn_of_empty(empty, len(held.corpus)), *lines]
+        return replace(held, qrels=dict(zip(held.qrels, joined, strict=True)), warnings=tuple(warnings))
+
+    def split(self, *, seed: int = 0, **shares: float) -> Collection:
+        """Divide the judged queries into splits, for example train, dev and test, by a hash of their texts.
+
+        Queries that are equal but for case and white space are in one split. A query keeps its split when others are
+        added, and `bixse convert --split` with these shares and this seed agrees. The shares are met approximately.
+
+        Args:
+            seed: 0 to 2^32 - 1.
+            shares: name of a split -> its share, above 0; the sum is 1.
+
+        Raises:
+            InputError: wrong shares, a collection that has several splits already, or a split without a query that has
+                a relevant document (a grade above 0).
+
+        Example:
+            >>> queries = {f"q{number}": f"query {number}" for number in range(40)}
+            >>> labels = {name: {"d1": 1} for name in queries}
+            >>> parts = Collection.of({"d1": "a long text"}, queries, labels).split(train=0.6, dev=0.2, test=0.2)
+            >>> {name: len(judged) for name, judged in parts.qrels.items()}
+            {'train': 19, 'dev': 9, 'test': 12}
+        """
+        if len(self.qrels) != 1:
             raise InputError(
-                f"collection: got {got}; expected a folder, a Collection, or (queries, corpus, qrels) as three "
-                "dictionaries; fix: pass ({'q1': 'copy'}, {'d1': 'shutil.copy'}, {'q1': {'d1': 1}})"
+                f"split: got a collection with {' and '.join(self.qrels) or 'no labels'}; expected labels of one "
+                "split; fix: use the splits that there are, or give labels"
             )
-        queries, corpus, qrels = given if split is not None else (*given, {})
-        texts = {name: _document(text) for name, text in corpus.items()}
-        parts = (
-            ("queries", queries, "a text", all(isinstance(text, str) for text in queries.values())),
-            ("corpus", corpus, "a text or {'title': ..., 'text': ...}", None not in texts.values()),
-            ("qrels", qrels, "{document id: grade}", all(isinstance(row, Mapping) for row in qrels.values())),
-        )
-        for name, part, expected, is_right in parts:
-            ids = all(isinstance(key, str) for key in part)
-            if not (ids and is_right and (part or (split is None and name == "qrels"))):
-                key = next(iter(part), None)
-                raise InputError(
-                    f"{name}: got {shorten({key: part[key]}) if part else 'no entry'}; expected {expected} per id, and "
-                    "ids as text; fix: pass (queries, corpus, qrels) in this order"
-                )
-        if not qrels.keys() & queries.keys() and qrels.keys() & corpus.keys():
-            raise InputError(
-                f"queries: got ids such as {next(iter(queries))!r}, and judged queries such as {next(iter(qrels))!r} "
-                "in the corpus; expected the judged queries; fix: pass (queries, corpus, qrels) in this order"
-            )
-        for query, grades in qrels.items():
-            numbers(grades, f"qrels of query {query!r}: grade")
-        return cls("collection", cast("dict[str, Document]", texts), queries, {} if split is None else {split: qrels})
+        (judged,) = self.qrels.values()
+        return replace(self, qrels=split_queries(judged, self.queries, shares, seed))
 
     @property
     def hash(self) -> str:
         """The SHA-256 of all ids, texts and grades."""
         content = [dict(self.corpus), dict(self.queries), {name: dict(rows) for name, rows in self.qrels.items()}]
         return json_hash(content)
+
+
+def as_collection(given: Any, split: str | None = "test") -> Collection:
+    """Return a collection as it is, or (queries, corpus, qrels) in memory as one, whose judgements are `split`.
+
+    Without `split`, expect (queries, corpus) alone. Raise InputError for other objects, and for dictionaries of
+    other values or in another order.
+
+    Example:
+        >>> corpus = {"d1": "shutil.copytree", "d2": {"title": "shutil", "text": "copy a file"}}
+        >>> as_collection(({"q1": "copy a folder"}, corpus, {"q1": {"d1": 3}})).corpus["d2"].content
+        'shutil copy a file'
+    """
+    if isinstance(given, Collection):
+        return given
+    count = 2 if split is None else 3
+    if not (isinstance(given, tuple | list) and len(given) == count and all(isinstance(x, Mapping) for x in given)):
+        got = f"{type(given).__name__} of {len(given)}" if isinstance(given, tuple | list) else type(given).__name__
+        if split is None:
+            got = " and ".join(type(each).__name__ for each in given)
+            raise InputError(
+                f"queries and corpus: got {got}; expected two dictionaries, or two files; fix: "
+                "bixse.mine({'q1': 'copy'}, {'d1': 'shutil.copy'}, retrievers=['bm25'])"
+            )
+        raise InputError(
+            f"collection: got {got}; expected a folder, a Collection, or (queries, corpus, qrels) as three "
+            "dictionaries; fix: pass ({'q1': 'copy'}, {'d1': 'shutil.copy'}, {'q1': {'d1': 1}})"
+        )
+    queries, corpus, qrels = given if split is not None else (*given, {})
+    texts = {name: _document(text) for name, text in corpus.items()}
+    check_by_id(queries, corpus, qrels, None not in texts.values(), split is not None)
+    judged = {} if split is None else {split: qrels}
+    return Collection("collection", cast("dict[str, Document]", texts), queries, judged)
 
 
 def _document(given: object) -> Document | None:
@@ -153,26 +202,35 @@ def load_collection(
     folder = Path(folder)
     corpus = load_corpus(folder)
     queries = read_queries(folder / "queries.jsonl")
-    qrels: dict[str, Qrels] = {}
-    warnings: list[str] = []
-    for split in splits if splits is not None else splits_of(folder):
-        path = judgements_of(folder, split)
-        judged = read_qrels(path)
-        absent = {document_id for row in judged.values() for document_id in row if document_id not in corpus}
-        qrels[split], lines = check_qrels(path, judged, queries, absent, missing_documents == "drop")
-        warnings += [*lines, *warn_of(path, without_relevant(qrels[split]))]
-    twins = Twins(*qrels.values())
+    paths = {judgements_of(folder, split): split for split in (splits_of(folder) if splits is None else splits)}
+    judged = {path: read_qrels(path) for path in paths}
+    joined, warnings = _joined(corpus, queries, judged, missing_documents == "drop")
+    qrels = dict(zip(paths.values(), joined, strict=True))
+    return Collection(folder.resolve().name, corpus, queries, qrels, tuple(warnings))
+
+
+def _joined(
+    corpus: Mapping[str, Document], queries: Mapping[str, str], judged: Mapping[Path, Qrels], drop: bool
+) -> tuple[list[Qrels], list[str]]:
+    """Return the judgements of each file that count, with warnings; see `check_qrels`."""
+    joined, warnings = [], []
+    for path, rows in judged.items():
+        absent = {document_id for row in rows.values() for document_id in row if document_id not in corpus}
+        qrels, lines = check_qrels(path, rows, queries, absent, drop)
+        joined.append(qrels)
+        warnings += [*lines, *warn_of(path, without_relevant(qrels))]
+    twins = Twins(*joined)
     for name, document in corpus.items():
         twins.see(name, document.content)
-    for split, joined in qrels.items():
-        warnings += warn_of(folder / "qrels" / f"{split}.tsv", twins.count(joined, lambda: iter(corpus)))
-    return Collection(folder.resolve().name, corpus, queries, qrels, tuple(warnings))
+    for path, qrels in zip(judged, joined, strict=True):
+        warnings += warn_of(path, twins.count(qrels, lambda: iter(corpus)))
+    return joined, warnings
 
 
 def collection_folders(given: Any, folder: Path, split: str | Sequence[str]) -> tuple[Path, ...]:
     """Return the folders of one collection or several, or of none.
 
-    Paths stay as they are. What `Collection.of` takes is written next to `folder`, with its judgements as `split`.
+    Paths stay as they are. What `as_collection` takes is written next to `folder`, with its judgements as `split`.
     """
     is_one = not isinstance(given, list | tuple) or any(isinstance(each, Mapping) for each in given)
     several, paths = [given] if is_one and given is not None else given or (), []
@@ -180,7 +238,7 @@ def collection_folders(given: Any, folder: Path, split: str | Sequence[str]) -> 
         path = Path(each) if isinstance(each, str | Path) else folder if is_one else Path(f"{folder}-{number + 1}")
         if not isinstance(each, str | Path):
             part = split if isinstance(split, str) else split[min(number, len(split) - 1)]
-            save_collection(Collection.of(each, part), path)
+            save_collection(as_collection(each, part), path)
         paths.append(path)
     return tuple(paths)
 

@@ -175,14 +175,25 @@ def qrels_rows(path: Path, errors: InvalidFileError, several: bool = False) -> I
         if len(values) < len(_QRELS_COLUMNS):
             continue
         query_id, document_id, grade = values
-        before, known = first.setdefault((query_id, document_id), (row, grade))
-        if known != grade and not several:
-            got = f"{grade:g} where row {before} has {known:g} for query {query_id!r}, document {document_id!r}"
-            errors.add(row, "score", got, "one grade per pair", "keep one of the two rows")
-            continue
-        yield row, query_id, document_id, grade
+        if several or one_grade(first, row, (query_id, document_id), grade, errors):
+            yield row, query_id, document_id, grade
     if not count and not errors.total:
         raise _nothing(path, "judgement")
+
+
+def one_grade(
+    first: dict[tuple[str, str], tuple[int, float]],
+    row: int,
+    pair: tuple[str, str],
+    grade: float,
+    errors: InvalidFileError,
+) -> bool:
+    """Return True if a (query id, document id) pair has no other grade in an earlier row; `first` holds the rows."""
+    before, known = first.setdefault(pair, (row, grade))
+    if known != grade:
+        got = f"{grade:g} where row {before} has {known:g} for query {pair[0]!r}, document {pair[1]!r}"
+        errors.add(row, "score", got, "one grade per pair", "keep one of the two rows")
+    return known == grade
 
 
 def is_qrels_header(line: str) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bixse.data.collection import (
     Collection,
     MissingDocuments,
+    as_collection,
     check_corpus,
     check_qrels,
     files_of_split,
@@ -113,7 +114,7 @@ def collection_task(
         texts, qrels = read_queries(folder / "queries.jsonl"), read_qrels(judgements)
         inputs = hash_files(files_of_split(folder, split))
     else:
-        held = Collection.of(collection, split)
+        held = as_collection(collection, split)
         if split not in held.qrels:
             raise InputError(
                 f"collection {held.name!r}: got split {split!r}; expected one of {', '.join(held.qrels)}; fix: "

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -212,6 +213,24 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             part.replace(target)
         except BaseException:
             part.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder that appears complete or not at all: a temporary one next to it is renamed at the end.
+
+    `folder` must be new or empty.
+    """
+    folder = folder.resolve()
+    with storage_errors(folder):
+        part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+        part.mkdir(parents=True)
+        try:
+            yield part
+            part.replace(folder)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
             raise
 
 

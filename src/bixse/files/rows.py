@@ -65,17 +65,19 @@ def read_blocks(
     columns: Sequence[FileColumn],
     errors: InvalidFileError | None = None,
     rows: range | None = None,
+    table: Mapping[str, list[Any]] | None = None,
 ) -> Iterator[Block]:
     """Read a file, or a folder of Parquet files in the order of their names, in blocks; leave out invalid rows.
 
     If `errors` is None, all errors are raised at the end of the file. Otherwise they are added to `errors`, and the
-    caller may add its own. `rows`, counted from 0, limits what is read from Parquet.
+    caller may add its own. `rows`, counted from 0, limits what is read from Parquet. The values of a `table` in memory
+    are read instead of the file, which names them in errors.
     """
     path = Path(path)
     collected = errors if errors is not None else InvalidFileError(path)
     hashes: dict[str, list[NDArray[np.int64]]] = {column.name: [] for column in columns if column.unique}
     count = 0
-    for block in _checked_blocks(path, columns, collected, rows):
+    for block in _checked_blocks(path, columns, collected, rows, table):
         count += len(block)
         for name, parts in hashes.items():
             parts.append(np.fromiter(map(hash, block.columns[name]), np.int64, len(block)))
@@ -84,7 +86,7 @@ def read_blocks(
     for name, parts in hashes.items():
         ordered = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
         if twice := set(ordered[1:][ordered[1:] == ordered[:-1]].tolist()):
-            _add_repeats(_checked_blocks(path, columns, InvalidFileError(path), rows), name, twice, collected)
+            _add_repeats(_checked_blocks(path, columns, InvalidFileError(path), rows, table), name, twice, collected)
     if errors is None:
         collected.raise_any()
     if not count and not collected.total:
@@ -246,8 +248,17 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 def _checked_blocks(
-    path: Path, columns: Sequence[FileColumn], errors: InvalidFileError, rows: range | None
+    path: Path,
+    columns: Sequence[FileColumn],
+    errors: InvalidFileError,
+    rows: range | None,
+    table: Mapping[str, list[Any]] | None,
 ) -> Iterator[Block]:
+    if table is not None:
+        chosen = _choose(path, list(table), columns, errors)
+        count = len(next(iter(table.values()), ()))
+        block = Block(range(1, count + 1), {name: table[title] for name, title in chosen.items()}, 0)
+        return iter([_checked(block, columns, errors)])
     kind = ".parquet" if path.is_dir() else checked_format(path)
     if kind == ".parquet":
         blocks = _parquet_blocks(path, columns, errors, rows)

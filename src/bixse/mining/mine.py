@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection import Collection, save_collection
+from bixse.data.collection import as_collection, save_collection
 from bixse.data.pairs_files import open_pairs, pairs_files
 from bixse.data.run import Run, open_run
 from bixse.encoders.loading.build import model_name
@@ -127,7 +127,7 @@ def mine(
     with work_folders(out, "mine") as (folder, run):
         files: dict[str, Any] = {"queries": queries, "corpus": corpus}
         if not all(isinstance(file, str | Path) for file in files.values()):
-            save_collection(Collection.of((queries, corpus), None), folder)
+            save_collection(as_collection((queries, corpus), None), folder)
             files = {name: folder / f"{name}.jsonl" for name in files}
         names = [model_name(each, folder / f"model-{number}") for number, each in enumerate(retrievers, 1)]
         files["known"] = None if known is None else pairs_files(known, folder)
