@@ -6,9 +6,17 @@ import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from bixse.errors import ConfigError, shorten
 from bixse.files.files import read_settings
@@ -17,6 +25,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
+PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
+"""Name of a part of a split, and of its file."""
 EXPECTED = {
     "path_type": "a path",
     "tuple_type": "a list",
@@ -26,6 +36,7 @@ EXPECTED = {
     "too_short": "at least {min_length} entries",
     "too_long": "at most {max_length} entries",
     "string_too_short": "a text that is not empty",
+    "string_pattern_mismatch": "a text that matches {pattern}",
 }
 """Error type of pydantic -> expectation; pydantic's own messages name Python classes."""
 

@@ -196,6 +196,7 @@ def test_a_terminal_that_is_not_utf8():
 
 
 REQUIRED = {
+    "collection": "--documents docs.csv --queries questions.csv",
     "convert": "umbrela judged.jsonl",
     "mine": "--collection toy",
     "generate": "--corpus corpus.jsonl --server http://localhost:1",

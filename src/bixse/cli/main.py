@@ -38,6 +38,7 @@ from bixse.training.distributed import is_main_process, rank, world_size
 
 VERBS = {
     "quickstart": ("lab:QUICKSTART", "train, and compare with BM25 and the base model on Python's documentation"),
+    "collection": ("pairs:COLLECTION", "make a collection of your documents, queries and labels, and split it"),
     "convert": ("pairs:CONVERT", "convert files of other tools into graded pairs; sample and split pairs"),
     "mine": ("pairs:MINE", "find documents worth grading for each query, by BM25 and dense models"),
     "generate": ("pairs:GENERATE", "write queries for the documents of a corpus with a language model"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from bixse.converting.formats import FORMATS, TABLE_COLUMNS
 from bixse.converting.transforms import (
@@ -20,10 +20,7 @@ from bixse.converting.transforms import (
 )
 from bixse.errors import InputError, did_you_mean
 from bixse.relevance import GradeScale
-from bixse.settings import Flag, Settings, named_words
-
-PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
-"""Name of a part, and of its file."""
+from bixse.settings import Flag, PartName, Settings, named_words
 
 
 class ConvertSettings(Settings):

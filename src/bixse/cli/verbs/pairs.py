@@ -1,20 +1,61 @@
-"""`bixse convert`, `bixse mine` and `bixse generate`: make pairs."""
+"""`bixse collection`, `bixse convert`, `bixse mine` and `bixse generate`: make collections and pairs."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Options, Output, Verb
 from bixse.converting.convert_settings import ConvertSettings
+from bixse.data.make_collection import CollectionResult, CollectionSettings, make_collection
 from bixse.judging.generate.generate_settings import GenerateConfig
 from bixse.mining.mine_settings import MineConfig
 
 if TYPE_CHECKING:
     from bixse.converting.convert import ConvertResult
+
+
+def run_collection(settings: CollectionSettings, options: Options) -> CommandResult:
+    """Make a collection folder, and return its counts and the next commands."""
+    result = make_collection(settings, options.folder)
+    warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
+    artifacts = {"collection": str(options.folder), "record": str(options.folder / "run.json")}
+    metrics = {"documents": result.documents, "queries": result.queries, "splits": result.splits}
+    return CommandResult(_collection_text(result, options.folder), metrics, artifacts, warnings)
+
+
+def _collection_text(result: CollectionResult, out: Path) -> str:
+    from bixse.report.table import format_table
+
+    lines = [f"{result.documents:,} documents, {result.queries:,} queries", ""]
+    if result.splits:
+        names = list(next(iter(result.splits.values())))
+        rows = [[name, *(format(part[key], "g") for key in names)] for name, part in result.splits.items()]
+        lines += [format_table(rows, ["split", *names]), ""]
+    return "\n".join([*lines, f"collection: {out}", *_next(result.splits, shlex.quote(str(out)))])
+
+
+def _next(splits: Mapping[str, Mapping[str, float]], out: str) -> list[str]:
+    """Return the commands that come next."""
+    if not splits:
+        return [f"next: bixse mine --corpus {out}/corpus.jsonl --queries {out}/queries.jsonl --out runs/mined"]
+    if "train" not in splits:
+        return [f"next: bixse evaluate demo bm25 --collection {out} --split {shlex.quote(next(iter(splits)))}"]
+    grades = [splits["train"][end] for end in ("lowest", "highest")]
+    scale = f"{min(0, grades[0]):g} {grades[1]:g}"
+    dev = f" --dev {out}" if "dev" in splits else ""
+    return [
+        f"next: bixse convert beir {out} --qrels train --scale {scale} --out runs/pairs",
+        f"then: bixse train --config runs/pairs/train.yaml{dev} --out runs/mine",
+        f"(the scale is that of the labels: name its ends, if the grades {scale.replace(' ', ' to ')} are not all)",
+    ]
+
+
+COLLECTION = Verb(CollectionSettings, Options, run_collection, out=Output("Output folder.", "runs/collection"),
+                  first=("documents", "queries", "labels", "columns", "split"))  # fmt: skip
 
 
 def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
