@@ -17,7 +17,7 @@ from bixse.files.values import number_of
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
-TASKS = ("start", "python", "data", "grade", "train", "evaluate", "serve", "scale")
+TASKS = ("start", "python", "own-data", "data", "grade", "train", "evaluate", "serve", "scale")
 TOP = {"README", *TASKS, "findings", "losses", "design", "paper-to-code", "pitfalls", "style"}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

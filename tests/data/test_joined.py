@@ -57,7 +57,7 @@ def test_copies_of_relevant_documents_that_nobody_judged(tmp_path, qrels, count,
 def test_more_than_half_is_refused_and_half_is_a_warning():
     half, most, none = (Unjoined.of("lost ids", "abcd", known, "they stay") for known in ("ab", "a", "abcd"))
     (warning,) = check_joined("some/file.tsv", [half, none], "")
-    assert warning == "file.tsv: 2 of 4 lost ids, for example 'c'; they stay"
+    assert warning == "file.tsv: 2 of 4 lost ids, for example 'c', 'd'; they stay"
     for parts, options in (([most], {}), ([half], {"every": True})):
         with pytest.raises(InvalidFileError) as raised:
             check_joined("some/file.tsv", parts, "look", **options)

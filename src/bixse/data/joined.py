@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST_UNJOINED = 0.5
 """Largest share of ids without a partner that is a warning; above it two files do not belong together."""
+EXAMPLES = 3
+"""Number of ids without a partner that are named."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Unjoined:
     count: int
     total: int
     example: object = ""
+    """An id with the fault, or a tuple of several."""
     effect: str = ""
     """A sentence on what then happens to these ids, for the warning."""
 
@@ -41,10 +44,11 @@ class Unjoined:
     def of(cls, what: str, ids: Collection[Any], known: Container[Any], effect: str = "") -> Unjoined:
         """Count the `ids` that are not `known`."""
         lost = [name for name in ids if name not in known]
-        return cls(what, len(lost), len(ids), next(iter(lost), ""), effect)
+        return cls(what, len(lost), len(ids), tuple(lost[:EXAMPLES]), effect)
 
     def __str__(self) -> str:
-        return f"{self.count:,} of {self.total:,} {self.what}, for example {shorten(self.example)}"
+        examples = self.example if isinstance(self.example, tuple) else (self.example,)
+        return f"{self.count:,} of {self.total:,} {self.what}, for example {', '.join(map(shorten, examples))}"
 
     @property
     def warning(self) -> str:
