@@ -180,6 +180,16 @@ def test_other_objects_are_refused(given):
     assert caught.value.where and caught.value.fix
 
 
+def test_swapped_dictionaries_and_true_as_a_grade_name_their_fix():
+    documents, queries = {"d1": {"text": "copy a tree"}}, {"1": "how to copy"}
+    with pytest.raises(InputError) as caught:
+        Collection.of(queries, documents)
+    assert (caught.value.where, caught.value.fix) == ("queries", "pass (documents, queries, labels) in this order")
+    with pytest.raises(InvalidFileError) as caught:
+        Collection.of(documents, queries, [{"qid": 1, "doc_id": "d1", "grade": True}])
+    assert "1 for true" in caught.value.fix
+
+
 def test_ids_where_texts_belong_are_refused_and_codes_are_a_warning():
     with pytest.raises(InputError) as caught:
         Collection.of(DOCUMENTS, [{"id": "q1", "text": "d1"}, {"id": "q2", "text": "d3"}])

@@ -77,7 +77,7 @@ class Collection:
                 queries.text, labels.query, labels.document and labels.grade. A column without a key is guessed if only
                 one has a usual name; `warnings` names the guesses.
             split: name of the split of the labels; the method `split` makes several.
-            missing_documents: "refuse" or "drop" labels whose document is not there.
+            missing_documents: "refuse" or "drop" labels of documents that are not there.
 
         Raises:
             InputError: a form, file or column that cannot be used, ids in the place of texts, or nothing relevant.
@@ -90,25 +90,22 @@ class Collection:
             {'q1': {'d1': 3.0, 'd2': 0.0}}
         """
         given = read_given(documents, queries, labels, columns or {})
-        parts = (given.queries, given.documents, given.labels)
-        held = as_collection(parts[:2], None) if given.labels is None else as_collection(parts, split)
-        texts = [document.text for document in held.corpus.values()]
-        warnings = [*given.notes, *check_texts("documents", texts, "queries", held.queries)]
-        warnings += check_texts("queries", list(held.queries.values()), "documents", held.corpus)
+        held = _by_id(given.queries, given.documents, given.labels, split, "documents, queries, labels")
+        texts = {name: document.text for name, document in held.corpus.items()}
+        warnings = [*given.notes, *check_texts(texts, held.queries), *check_texts(held.queries, texts, "queries")]
         empty = [name for name, document in held.corpus.items() if not document.content]
         _refuse_all_empty(Path("documents"), len(held.corpus), len(empty))
         where = Path(labels) if isinstance(labels, str | Path) else Path("labels")
-        drop = missing_documents == "drop"
         judged = {where: held.qrels[split]} if held.qrels else {}
-        joined, lines = _joined(held.corpus, held.queries, judged, drop)
+        joined, lines = _joined(held.corpus, held.queries, judged, missing_documents == "drop")
         warnings += [*warn_of_empty(empty, len(held.corpus)), *lines]
         return replace(held, qrels=dict(zip(held.qrels, joined, strict=True)), warnings=tuple(warnings))
 
     def split(self, *, seed: int = 0, **shares: float) -> Collection:
-        """Divide the judged queries into splits, for example train, dev and test, by a hash of their texts.
+        """Divide the judged queries into splits, for example train, dev and test, by a hash of their normalised texts.
 
-        Queries that are equal but for case and white space are in one split. A query keeps its split when others are
-        added, and `bixse convert --split` with these shares and this seed agrees. The shares are met approximately.
+        A query keeps its split when others are added. `bixse convert --split` agrees with these shares and this seed.
+        The shares are met approximately.
 
         Args:
             seed: 0 to 2^32 - 1.
@@ -166,10 +163,15 @@ def as_collection(given: Any, split: str | None = "test") -> Collection:
             f"collection: got {got}; expected a folder, a Collection, or (queries, corpus, qrels) as three "
             "dictionaries; fix: pass ({'q1': 'copy'}, {'d1': 'shutil.copy'}, {'q1': {'d1': 1}})"
         )
-    queries, corpus, qrels = given if split is not None else (*given, {})
+    queries, corpus, *qrels = given
+    return _by_id(queries, corpus, qrels[0] if qrels else None, split or "", "queries, corpus, qrels")
+
+
+def _by_id(queries: Any, corpus: Mapping[str, Any], qrels: Any, split: str, order: str) -> Collection:
+    """Return checked dictionaries as a collection; `order` is that of the caller's arguments."""
     texts = {name: _document(text) for name, text in corpus.items()}
-    check_by_id(queries, corpus, qrels, None not in texts.values(), split is not None)
-    judged = {} if split is None else {split: qrels}
+    check_by_id(queries, corpus, qrels, None not in texts.values(), order)
+    judged = {} if qrels is None else {split: qrels}
     return Collection("collection", cast("dict[str, Document]", texts), queries, judged)
 
 
@@ -376,8 +378,8 @@ def check_qrels(
     With `drop`, judgements of `missing` documents are left out, and so are queries that no judgement is left for.
     """
     parts = unjoined_judgements(qrels, queries, missing)
-    fix = "give corpus, queries and judgements of one collection, or drop the rows of ids that are gone (of documents: "
-    check_joined(path, parts[:1] if drop else parts, f"{fix}bixse evaluate --missing-documents drop)", every=True)
+    fix = "give files of one collection, or drop the rows of ids that are gone (of documents: --missing-documents drop)"
+    check_joined(path, parts[:1] if drop else parts, fix, every=True)
     warnings: list[str] = []
     if drop:
         named = [name for judged in qrels.values() for name in judged]

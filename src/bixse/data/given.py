@@ -89,42 +89,41 @@ def check_columns(columns: Mapping[str, str]) -> None:
 
 
 def check_by_id(
-    queries: Mapping[str, Any], corpus: Mapping[str, Any], qrels: Mapping[str, Any], texts: bool, judged: bool
+    queries: Mapping[str, Any], corpus: Mapping[str, Any], qrels: Mapping[str, Any] | None, are_texts: bool, order: str
 ) -> None:
-    """Refuse dictionaries in another order, and entries of another kind; `texts`: each document is a text."""
+    """Refuse dictionaries in another order, and entries of another kind; `are_texts`: each document is a text."""
+    judged = {} if qrels is None else qrels
+    fix = f"pass ({order}) in this order"
     parts = (
         ("queries", queries, "a text", all(isinstance(text, str) for text in queries.values())),
-        ("corpus", corpus, "a text or {'title': ..., 'text': ...}", texts),
-        ("qrels", qrels, "{document id: grade}", all(isinstance(row, Mapping) for row in qrels.values())),
+        ("corpus", corpus, "a text or {'title': ..., 'text': ...}", are_texts),
+        ("qrels", judged, "{document id: grade}", all(isinstance(row, Mapping) for row in judged.values())),
     )
     for name, part, expected, is_right in parts:
         ids = all(isinstance(key, str) for key in part)
-        if not (ids and is_right and (part or (name == "qrels" and not judged))):
+        if not (ids and is_right and (part or (name == "qrels" and qrels is None))):
             got = shorten(dict(islice(part.items(), 1))) if part else "no entry"
-            raise InputError(
-                f"{name}: got {got}; expected {expected} per id, and ids as text; fix: pass (queries, "
-                "corpus, qrels) in this order"
-            )
-    if not qrels.keys() & queries.keys() and qrels.keys() & corpus.keys():
+            raise InputError(f"{name}: got {got}; expected {expected} per id, and ids as text; fix: {fix}")
+    if not judged.keys() & queries.keys() and judged.keys() & corpus.keys():
         raise InputError(
-            f"queries: got ids such as {next(iter(queries))!r}, and judged queries such as {next(iter(qrels))!r} "
-            "in the corpus; expected the judged queries; fix: pass (queries, corpus, qrels) in this order"
+            f"queries: got ids such as {next(iter(queries))!r}, and judged queries such as {next(iter(judged))!r} in "
+            f"the corpus; expected the judged queries; fix: {fix}"
         )
-    for query, grades in qrels.items():
+    for query, grades in judged.items():
         numbers(grades, f"qrels of query {query!r}: grade")
 
 
-def check_texts(part: str, texts: Sequence[str], other: str, other_ids: Container[str]) -> list[str]:
-    """Refuse texts most of which are ids of the `other` part; warn of texts most of which look like ids or codes."""
-    ids = [text for text in texts if text in other_ids]
+def check_texts(texts: Mapping[str, str], others: Container[str], part: str = "documents") -> list[str]:
+    """Refuse texts most of which are ids of the `others`; warn of texts most of which look like ids or codes."""
+    ids = [text for text in texts.values() if text in others]
     if len(ids) > MOST_UNJOINED * len(texts):
         raise InputError(
-            f"{part}: got {len(ids):,} of {len(texts):,} texts that are ids of {other}, for example {shorten(ids[0])}; "
-            f"expected texts; fix: --columns {part}.text=NAME says which column holds them"
+            f"{part}: got {len(ids):,} of {len(texts):,} texts that are ids of the other part, for example "
+            f"{shorten(ids[0])}; expected texts; fix: --columns {part}.text=NAME says which column holds them"
         )
-    short = [text for text in texts if len(text) <= SHORT and len(text.split()) == 1]
+    short = tuple(text for text in texts.values() if len(text) <= SHORT and len(text.split()) == 1)
     what, effect = f"{part} with a short text without white space", "check the column (Chinese and Japanese have none)"
-    codes = Unjoined(what, len(short), len(texts), next(iter(short), ""), effect)
+    codes = Unjoined(what, len(short), len(texts), short[:1], effect)
     return warn_of(part, codes) if codes.is_most else []
 
 

@@ -186,6 +186,8 @@ def number_hint(value: object, otherwise: str) -> str:
     """Return the fix for a value that is not a number."""
     if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
         return "write decimals with a point, 0.5"
+    if isinstance(value, bool):
+        return "write 1 for true and 0 for false"
     if isinstance(value, str) and WORD.fullmatch(value) and value.strip().casefold() not in ("nan", "null", "none"):
         return "give each word its number on the scale, for example with pandas: table['COLUMN'].map({'E': 3, 'I': 0})"
     return otherwise
