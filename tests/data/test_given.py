@@ -83,8 +83,8 @@ def test_dictionaries_and_trec_qrels_are_read_too(tmp_path, made):
 
 
 def test_guesses_are_reported_and_a_stated_column_is_no_guess(made):
-    assert [note.partition(":")[0] for note in made.warnings] == ["documents", "queries", "labels"]
-    assert "queries.id = 'qid', queries.text = 'question'" in made.warnings[1] and "stars" not in made.warnings[2]
+    assert [note.partition(":")[0] for note in made.warnings] == ["queries", "labels"]  # `id` is `_id`
+    assert "queries.id = 'qid', queries.text = 'question'" in made.warnings[0] and "stars" not in made.warnings[1]
     renamed = [{"Doc ID": row["id"], "Text": row["text"]} for row in DOCUMENTS]
     assert list(Collection.of(renamed, QUERIES).corpus) == ["d1", "d2", "d3"]
 
@@ -110,7 +110,7 @@ def columns_of(caught):
         ("documents", "id,title\nd1,copy\n", [(None, "documents.text")]),
         ("documents", "doc_id,pid,text\nd1,p1,copy a tree\n", [(None, "documents.id")]),
         ("documents", "id,text,body\nd1,a b,c d\n", None),  # `text` is the name of BEIR
-        ("documents", "id;text\nd1;copy\n", [(None, "documents.id"), (None, "documents.text")]),
+        ("documents", "id;text\nd1;copy\n", [(None, None)]),
         ("documents", "id,text\nd 1,copy\nd1,copy a\nd1,copy b\n", [(1, "id"), (3, "id")]),
         ("documents", "id,text\nd1,copy,this\n", [(1, None)]),
         ("queries", "qid,question\n1, \n", [(1, "question")]),
@@ -173,7 +173,10 @@ def test_other_files_and_folders_are_refused(name, tmp_path):
     assert caught.value.got and caught.value.fix and "Traceback" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", [7, [], ["copy a tree"], {"d1": 7}, {}, object()])
+FRAMES = [pandas.DataFrame(rows) for rows in ({}, {"id": [], "text": []}, [["d1", "copy a tree"]])]
+
+
+@pytest.mark.parametrize("given", [7, [], ["copy a tree"], [{1: "d1"}], {"d1": 7}, {}, object(), *FRAMES])
 def test_other_objects_are_refused(given):
     with pytest.raises(InputError) as caught:
         Collection.of(given, QUERIES)

@@ -170,12 +170,14 @@ def _table_of(part: str, given: Any, notes: list[str]) -> dict[str, list[Any]] |
         notes += others
         return dict(table)
     if isinstance(given, list | tuple) and given and all(isinstance(row, Mapping) for row in given):
-        return {name: [row.get(name) for row in given] for name in dict.fromkeys(name for row in given for name in row)}
+        return {
+            str(name): [row.get(name) for row in given] for name in dict.fromkeys(key for row in given for key in row)
+        }
     from datasets import Dataset
     from pandas import DataFrame
 
     if isinstance(given, DataFrame):
-        return dict(given.astype(object).where(given.notna(), None).to_dict("list"))
+        return dict(given.astype(object).where(given.notna(), None).rename(columns=str).to_dict("list"))
     if isinstance(given, Dataset | pa.Table):
         return dict(given.to_dict() if isinstance(given, Dataset) else given.to_pydict())
     got = shorten(given) if isinstance(given, list | tuple) else type(given).__name__
@@ -219,13 +221,16 @@ def _choose(
 ) -> dict[str, FileColumn]:
     """Return key -> column under its name in the file: the stated one, or the only one with a usual name."""
     errors, chosen, guessed = InvalidFileError(where), dict[str, FileColumn](), []
+    if len(names) == 1 and "separated" in (hint := missing_column_hint(where, "", tuple(names), ())):
+        errors.add(None, None, f"the column {shorten(names[0])}", "several columns", hint)
+        errors.raise_any()
     free = [name for name in names if name not in {stated.get(f"{part}.{key}") for key in KEYS[part]}]
     for key, column in KEYS[part].items():
         title, word = stated.get(f"{part}.{key}"), f"{part}.{key}"
         alike = _alike(column, free)
         if title is None and len(alike) == 1:
             (title,) = alike
-            guessed += [f"{word} = {title!r}"] if title != column.name else []
+            guessed += [f"{word} = {title!r}"] if _plain(title) != _plain(column.name) else []
         if title is not None and title in names:
             if title in (other.name for other in chosen.values()):
                 errors.add(None, word, f"{title!r} again", "a column of its own", "name another column")
@@ -236,7 +241,9 @@ def _choose(
         elif key == "grade" and len(names) == len(chosen) == 2:
             guessed.append("no column of grades: each row counts as relevant, grade 1")
         elif column.needed or alike:
-            errors.add(None, word, *_unclear(where, word, names, alike))
+            got = " and ".join(map(repr, alike)) or f"columns {shorten(', '.join(names), 120)}"
+            fix = f"say which one it is, as in --columns {word}={(*alike, *names, 'NAME')[0]!r}"
+            errors.add(None, word, got, "a column that is unmistakable (the first line has the names)", fix)
     errors.raise_any()
     if guessed:
         notes.append(f"{where.name}: guessed {', '.join(guessed)}; --columns says it otherwise")
@@ -252,13 +259,3 @@ def _alike(column: FileColumn, names: Iterable[str]) -> list[str]:
 
 def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", " ", name.casefold()).strip()
-
-
-def _unclear(where: Path, word: str, names: Sequence[str], alike: Sequence[str]) -> tuple[str, str, str]:
-    """Return what was got, what is expected, and the fix, for a column that cannot be guessed."""
-    columns = shorten(", ".join(names), 120)
-    if len(names) == 1 and "separated" in (hint := missing_column_hint(where, word, tuple(names), ())):
-        return columns, "several columns", hint
-    got = f"{' and '.join(map(repr, alike))}" if alike else f"columns {columns}"
-    example = (*alike, *names)[0]
-    return got, "a column that is unmistakable", f"say which one it is, as in --columns {word}={shorten(example)}"
