@@ -10,8 +10,9 @@ import pytest
 
 import bixse
 from bixse.cli.main import parse
+from bixse.cli.verb import FINISHED_BEFORE
 from bixse.data.run import LAST_VERSION
-from compat.make import ANSWERED, FIXTURE, ODD_ENDS, QUERY, SHORTER, STOPPED_AT, VALUES, scores
+from compat.make import ANSWERED, FINISHED, FIXTURE, ODD_ENDS, QUERY, SHORTER, STOPPED_AT, VALUES, scores
 from helpers.command import call
 
 pytestmark = pytest.mark.precision("float32")
@@ -114,6 +115,15 @@ def test_index_finds_what_it_found_with_a_model_that_has_moved(copied):
     with bixse.open_index("index-finished", "tiny-static") as index:
         hits = {hit.document_id: hit.cosine for hit in index.search(QUERY, top=len(MADE["hits"]))}
     assert hits == pytest.approx(MADE["hits"], **CLOSE)
+
+
+@pytest.mark.parametrize("verb", FINISHED)
+def test_finished_run_is_reused(copied, capsys, verb):
+    out = f"{verb}-finished"
+    before = content(out)
+    code, envelope = call(capsys, verb, *map(str, FINISHED[verb]), "--out", out)
+    assert (code, envelope["warnings"][-1]) == (0, FINISHED_BEFORE)
+    assert content(out) == before
 
 
 def relevance(folder):

@@ -1,11 +1,12 @@
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bixse.data.run import open_run
-from bixse.errors import InputError, OutputExistsError
+from bixse.errors import InputError, InterruptedRunError, OutputExistsError, StorageError
 
 CONFIG: dict[str, Any] = {"model": "demo", "seed": 0, "pairs": Path("pairs.csv")}
 INPUTS = {"pairs": "abc"}
@@ -135,3 +136,55 @@ def test_record_with_a_damaged_or_missing_part_is_refused(tmp_path, key):
         path.write_text(json.dumps(damaged))
         with pytest.raises(InputError, match=f"damaged record.*{key}"):
             open_run(tmp_path, "train", CONFIG, INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "raised"),
+    [
+        (StorageError("disk full"), "failed", StorageError),
+        (KeyboardInterrupt(), "interrupted", InterruptedRunError),
+        (InterruptedRunError("after step 2"), "interrupted", InterruptedRunError),
+    ],
+)
+def test_stopped_run_records_how_it_ended_and_what_it_has(tmp_path, error, status, raised):
+    record = open_run(tmp_path / "new", "train", CONFIG, INPUTS)
+    record.timings["train"], record.saved = 10.0, "3 of 4 pairs are kept"
+    with pytest.raises(raised) as caught, record.ending("train"):
+        record.results = {"pairs": 3}
+        raise error
+    content = json.loads((tmp_path / "new" / "run.json").read_text())
+    assert (content["status"], content["results"]) == (status, {"pairs": 3})
+    assert content["timings"]["train"] >= 10
+    assert ("3 of 4 pairs" in str(caught.value)) == isinstance(error, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_block_that_ends_is_finished_unless_it_says_otherwise(tmp_path, status):
+    record = open_run(tmp_path, "train", CONFIG, INPUTS)
+    with record.ending():
+        record.status = "running" if status == "finished" else status
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert (content["status"], content["timings"]) == (status, {})
+
+
+@dataclass(frozen=True)
+class Figures:
+    ndcg: float
+    cuts: tuple[float, ...] = ()
+    reused: bool = False
+
+
+@pytest.mark.parametrize("results", [{}, {"ndcg": "high"}, {"ndcg": 0.5, "cuts": 3}])
+def test_damaged_results_of_a_finished_run_are_refused(tmp_path, results):
+    finish(tmp_path, **results)
+    with pytest.raises(InputError) as caught:
+        open_run(tmp_path, "train", CONFIG, INPUTS).result(Figures, lambda _: [])
+    assert caught.value.where == str(tmp_path)
+
+
+def test_results_of_a_finished_run_are_read_with_their_types_if_its_files_are_there(tmp_path):
+    finish(tmp_path, ndcg=0.5, cuts=[0.1, 0.2])
+    record = open_run(tmp_path, "train", CONFIG, INPUTS)
+    assert record.result(Figures, lambda _: ["run.json"]) == Figures(0.5, (0.1, 0.2), reused=True)
+    with pytest.raises(InputError, match=r"model\.safetensors"):
+        record.result(Figures, lambda _: ["model.safetensors"])

@@ -11,7 +11,7 @@ from bixse.data.pydocs import load_pydocs
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
-from bixse.errors import OutputExistsError
+from bixse.errors import InterruptedRunError, OutputExistsError
 from bixse.lab import quickstart as module
 from bixse.lab.lab_config import QuickstartConfig
 from bixse.training.config import TrainConfig
@@ -62,6 +62,17 @@ def test_quickstart_writes_model_runs_report_and_record(finished):
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "src=" not in page.replace("src='data:", "").replace('src="data:', ""), "it opens without a network"
     assert "<script" not in page and "http-equiv" in page
+
+
+def test_ctrl_c_is_recorded(tmp_path, tiny_model_path, monkeypatch):
+    def stop(line):
+        if "BM25" in line:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "MODEL", str(tiny_model_path))
+    with pytest.raises(InterruptedRunError):
+        module.quickstart(SETTINGS, tmp_path / "run", stop)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
 
 
 def test_bm25_on_whole_documents(tmp_path, capsys):

@@ -20,7 +20,7 @@ from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.errors import InputError
 from bixse.evaluation.statistics import Floats, few_of_classes, mean_estimate, wilson_interval
-from bixse.files.files import file_hash, write_atomically
+from bixse.files.files import hash_files, write_atomically
 from bixse.report.page import render_page
 from bixse.report.plots import reliability_diagram
 from bixse.report.table import format_interval, format_number, format_table
@@ -199,8 +199,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     texts = None if settings.pairs is None else load_graded_pairs(settings.pairs)
     files = {"human": settings.human} | ({} if settings.pairs is None else {"pairs": settings.pairs})
     files |= {f"judge {number}": path for number, path in enumerate(settings.judge, start=1)}
-    hashes = {name: file_hash(path) for name, path in files.items()}
-    record = open_run(out, "grade audit", settings.model_dump(), hashes, paths=settings.path_settings())
+    record = open_run(out, "grade audit", settings.model_dump(), hash_files(files), paths=settings.path_settings())
     record.save("running")
     warnings = report.warnings()
     if texts is not None:

@@ -19,7 +19,7 @@ from bixse.data.run import open_run
 from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.statistics import Floats, few_of_classes, mean_estimate
-from bixse.files.files import file_hash, write_atomically
+from bixse.files.files import hash_files, write_atomically
 from bixse.report.table import format_difference, format_interval, format_table
 from bixse.results import VERDICT_WORDS, IntervalEstimate, too_few
 
@@ -129,9 +129,8 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
     impossible = (*people.impossible, *judge.impossible)
     if not fitted.helps:
         return GradeMapResult(fitted, impossible, {}, warnings)
-    paths = {name: getattr(settings, name) for name in settings.path_settings()}
-    hashes = {name: file_hash(path) for name, path in paths.items() if path is not None}
-    record = open_run(out, "grade calibrate", settings.model_dump(), hashes, paths=tuple(paths))
+    files = {name: path for name in settings.path_settings() if (path := getattr(settings, name)) is not None}
+    record = open_run(out, "grade calibrate", settings.model_dump(), hash_files(files), settings.path_settings())
     record.save("running")
     write_atomically(out / MAP_FILE, fitted.model_dump_json(indent=2) + "\n")
     artifacts = {"map": str(out / MAP_FILE)}

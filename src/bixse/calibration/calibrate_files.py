@@ -24,7 +24,7 @@ from bixse.encoders.loading.build import load_scorer, model_hashes, model_path_s
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import save_whole
 from bixse.errors import InputError
-from bixse.files.files import file_hash, storage_errors, write_atomically
+from bixse.files.files import hash_files, storage_errors, write_atomically
 from bixse.report.plots import reliability_diagram, save_plot
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 DIAGRAM = "reliability.svg"
 CUTS_FILE = "cuts.json"
+SHARED = {"prior", "positive_from", "seed", "anyway"}
+"""Settings of a calibration, whatever its scores are of."""
 COSINE_ROUNDING = 1e-6
 """Scores beyond 1 by more than this are no cosines, so that no snippet for a store of cosines is written."""
 STORES = (
@@ -98,26 +100,15 @@ def calibrate_into(
             f"calibrate: got {'scores' if model is None else f'model {model!r}'} and no --out; expected a model folder "
             "or --out DIR; fix: add --out, the result is saved there"
         )
-    # before the record: the reader reports a missing or damaged file
-    scores = None if settings.scores is None else load_scores(settings.scores)
-    judged = None if scores is not None else judged_pairs(settings)
     record = None if out is None else _open(settings, out)
     if record is not None and record.status == "finished":
-        kinds = {"model": f"model/{HEAD_FILE}", "head": HEAD_FILE}
-        return record.result(
-            lambda **values: TypeAdapter(CalibrateResult).validate_python(values),
-            lambda result: [file for kind, file in kinds.items() if kind in result.artifacts],
-        )
-    common = settings.model_dump(include={"prior", "positive_from", "seed", "anyway"})
+        files = {"model": f"model/{HEAD_FILE}", "head": HEAD_FILE}
+        return record.result(CalibrateResult, lambda known: [files[name] for name in files if name in known.artifacts])
     encoder, negatives, precision = None, 0, ""
-    if scores is not None:
-        common |= {"queries": scores[0], "scored_by": settings.scored_by, "where": settings.scores}
-        calibration = calibrate_scores(*scores[1:], **common)
-    elif judged is not None:
-        graded, facts, negatives, doubts = judged
-        encoder = load_scorer(str(model), dimensions=settings.dimensions)
-        use_task(encoder, settings.task)
-        calibration = calibrate_model(encoder, graded, progress=progress, facts=facts, warnings=doubts, **common)
+    if settings.scores is not None:
+        calibration = _of_scores(settings, settings.scores)
+    else:
+        calibration, encoder, negatives = _of_model(settings, progress)
         precision = resolve_precision(device=encoder.device)
     result = CalibrateResult(
         calibration.check, calibration.head, (), calibration.facts, negatives, precision, {}, calibration.helps,
@@ -138,6 +129,21 @@ def calibrate_into(
         record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
         record.save("finished")
     return result
+
+
+def _of_scores(settings: CalibrateSettings, path: Path) -> Calibration:
+    queries, scores, relevance = load_scores(path)
+    options = settings.model_dump(include={*SHARED, "scored_by"})
+    return calibrate_scores(scores, relevance, queries, where=path, **options)
+
+
+def _of_model(settings: CalibrateSettings, progress: ProgressBars | None) -> tuple[Calibration, Any, int]:
+    """Return the calibration, the model, and the number of random documents among the pairs."""
+    pairs, facts, negatives, doubts = judged_pairs(settings)
+    encoder = load_scorer(str(settings.model), dimensions=settings.dimensions)
+    use_task(encoder, settings.task)
+    options = {"progress": progress, "facts": facts, "warnings": doubts, **settings.model_dump(include=SHARED)}
+    return calibrate_model(encoder, pairs, **options), encoder, negatives
 
 
 def _write(
@@ -179,19 +185,17 @@ def _write(
 
 
 def _open(settings: CalibrateSettings, out: Path) -> Run:
+    config, paths, model = settings.model_dump(), settings.path_settings(), str(settings.model)
     if settings.scores is not None:
-        inputs = {"scores": file_hash(settings.scores)}
-        return open_run(out, "calibrate", settings.model_dump(), inputs, paths=settings.path_settings())
-    model, pairs = str(settings.model), settings.pairs or Path()
-    inputs = {"pairs": file_hash(pairs), **model_hashes(model)}
+        return open_run(out, "calibrate", config, hash_files({"scores": settings.scores}), paths)
+    files = {"pairs": settings.pairs or Path()}
     if (Path(model) / HEAD_FILE).is_file():
-        inputs["head"] = file_hash(Path(model) / HEAD_FILE)
-    config = {**settings.model_dump(), "precision": resolve_precision()}
+        files["head"] = Path(model) / HEAD_FILE
     if settings.collection is not None:
         qrels = [f"qrels/{path.name}" for path in sorted((settings.collection / "qrels").glob("*.tsv"))]
-        names = ("corpus.jsonl", "queries.jsonl", *qrels)
-        inputs |= {name: file_hash(settings.collection / name) for name in names}
-    return open_run(out, "calibrate", config, inputs, paths=(*settings.path_settings(), *model_path_settings(model)))
+        files |= {name: settings.collection / name for name in ("corpus.jsonl", "queries.jsonl", *qrels)}
+    inputs, config["precision"] = hash_files(files) | model_hashes(model), resolve_precision()
+    return open_run(out, "calibrate", config, inputs, (*paths, *model_path_settings(model)))
 
 
 @dataclass(frozen=True)

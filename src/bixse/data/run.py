@@ -8,8 +8,9 @@ import json
 import math
 import platform
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -17,7 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bixse.errors import InputError, OutputExistsError, shorten
+from pydantic import TypeAdapter, ValidationError
+
+from bixse.errors import InputError, InterruptedRunError, OutputExistsError, shorten
 from bixse.files.files import read_text, storage_errors, write_atomically
 
 SPENT_FILE = "spent.jsonl"
@@ -44,6 +47,8 @@ class Run:
     timings: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Stage -> seconds of wall time, with the time of interrupted calls."""
     results: dict[str, Any] = field(default_factory=dict)
+    saved: str = ""
+    """The finished part of the work, in words, for the message after Ctrl-C."""
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
@@ -52,12 +57,12 @@ class Run:
         content = json.dumps([self.command, _identity(self.config, self.inputs, self.paths)], sort_keys=True)
         return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
-    def result(self, kind: Callable[..., T], needed: Callable[[T], Iterable[str]]) -> T:
+    def result(self, kind: type[T], needed: Callable[[T], Iterable[str]]) -> T:
         """Return the results of a finished run with `reused` set; refuse them if `needed` files are missing."""
         try:
-            result = kind(**{**self.results, "reused": True})
+            result = TypeAdapter(kind).validate_python({**self.results, "reused": True})
             missing = [name for name in needed(result) if not (self.folder / name).is_file()]
-        except TypeError:
+        except ValidationError:
             missing = ["its results in run.json"]
         if missing:
             raise InputError(
@@ -65,6 +70,29 @@ class Run:
                 f"the files that the run wrote; fix: delete the folder and run `bixse {self.command}` again"
             )
         return result
+
+    @contextlib.contextmanager
+    def ending(self, timing: str = "") -> Iterator[None]:
+        """Save how the block ends: finished (or the status that it sets), interrupted by Ctrl-C, or failed.
+
+        The seconds of the block count as `timing`. Ctrl-C becomes an InterruptedRunError that names what is `saved`.
+        """
+        started = time.perf_counter()
+        ended: Status = "failed"
+        try:
+            yield
+            ended = "finished" if self.status == "running" else self.status
+        except (KeyboardInterrupt, InterruptedRunError) as error:
+            ended = "interrupted"
+            if isinstance(error, InterruptedRunError):  # of a run inside this one, such as training
+                raise
+            raise InterruptedRunError(
+                f"stopped by Ctrl-C or SIGTERM: {self.saved} in {self.folder}; the same command continues from there"
+            ) from error
+        finally:
+            if timing:
+                self.timings[timing] += time.perf_counter() - started
+            self.save(ended)
 
     def save(self, status: Status | None = None) -> None:
         """Write run.json, with a new status if given."""

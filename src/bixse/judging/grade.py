@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -322,52 +321,46 @@ def grade_into(
     if job.pairs is None:
         make_folder(job.ledger)
         seal_left(job.ledger)
-    shards, per_pair = range(job.number), config.questions_per_pair
-    sizes = {shard: len(job.rows(shard)) * per_pair for shard in engine.share(shards)}
-    spending = charge(judge, job.ledger, config.prices)
+    spending, shards = charge(judge, job.ledger, config.prices), range(job.number)
+    sizes = {shard: len(job.rows(shard)) * config.questions_per_pair for shard in engine.share(shards)}
     step = progress("grade", sum(sizes.values())) if progress is not None and sizes else None
-    worker = Worker(judge, spending, step)
-    started, new, failed, stopped = time.perf_counter(), worker.summaries, list[str](), None
-    failure: KeyboardInterrupt | BixseError | None = None
-    try:
-        if job.pairs is not None:
-            job.run(0, worker)
-        for ended in engine.map(job, shards, worker) if job.pairs is None else ():
-            if ended.result is not None:
-                new[ended.shard] = ended.result
-            failed += [f"shard {ended.shard}: {ended.error}"] if ended.error else []
-            if worker.step is not None and (ended.known or not engine.here):
-                worker.step(sizes[ended.shard])
-    except OverBudgetError:  # another process came to the limit before this one opened its judge
-        stopped = spending.limit_reached
-    except (KeyboardInterrupt, BixseError) as error:
-        failure = error
-    others = [shard for shard in shards if shard not in new]
-    known = [summary for shard in others if (summary := job.summary(shard)) is not None]
-    before = [replace(summary, asked=0, reused=0, stopped=None) for summary in known]
-    total = sum([*new.values(), *before], GradeSummary(stopped=stopped))
-    total = replace(total, **spending.end())
-    artifacts = {"judgements": str(job.folder / JUDGEMENTS_NAME), "ledger": str(job.ledger)}
-    if total.graded:
-        artifacts["pairs"] = str(job.folder / PAIRS_NAME)
-    record.results |= {"summary": asdict(total), "judge": judge.name, "artifacts": sorted(artifacts)}
-    result = GradeResult(total, {**artifacts, "record": str(job.folder / RUN_FILE)}, len(others) - len(known))
-    record.timings["grade"] += time.perf_counter() - started
-    if isinstance(failure, BixseError):
-        record.save("failed")
-        raise failure
-    record.save("finished" if result.complete and failure is None and not failed else "interrupted")
-    if failure is not None:
-        raise InterruptedRunError(
-            f"stopped by Ctrl-C or SIGTERM: {total.pairs} of {job.total} pairs are answered and kept in {out}; the "
-            "same command continues from there"
-        )
+    worker, failed, stopped = Worker(judge, spending, step), list[str](), None
+    with record.ending("grade"):
+        try:
+            if job.pairs is not None:
+                job.run(0, worker)
+            for ended in engine.map(job, shards, worker) if job.pairs is None else ():
+                if ended.result is not None:
+                    worker.summaries[ended.shard] = ended.result
+                failed += [f"shard {ended.shard}: {ended.error}"] if ended.error else []
+                if worker.step is not None and (ended.known or not engine.here):
+                    worker.step(sizes[ended.shard])
+        except OverBudgetError:  # another process came to the limit before this one opened its judge
+            stopped = spending.limit_reached
+        finally:  # the answers before a stop are in the tables, and count
+            result = _summed(job, record, worker, stopped)
+        record.status = "finished" if result.complete and not failed else "interrupted"
     if failed:
         raise IncompleteError(
             f"{job.folder}: got {len(failed)} of {len(shards)} shards that failed twice "
             f"({'; '.join(failed[:3])}); expected all; fix: correct the cause, then run the same command again"
         )
     return result
+
+
+def _summed(job: GradeShards, record: Run, worker: Worker, stopped: str | None) -> GradeResult:
+    """Add the shards of this call to those of earlier calls and of other ranks, and record the sum."""
+    new, others = worker.summaries, [shard for shard in range(job.number) if shard not in worker.summaries]
+    known = [summary for shard in others if (summary := job.summary(shard)) is not None]
+    before = [replace(summary, asked=0, reused=0, stopped=None) for summary in known]
+    total = sum([*new.values(), *before], GradeSummary(stopped=stopped))
+    total = replace(total, **worker.spending.end())
+    artifacts = {"judgements": str(job.folder / JUDGEMENTS_NAME), "ledger": str(job.ledger)}
+    if total.graded:
+        artifacts["pairs"] = str(job.folder / PAIRS_NAME)
+    record.results |= {"summary": asdict(total), "judge": worker.judge.name, "artifacts": sorted(artifacts)}
+    record.saved = f"{total.pairs} of {job.total} pairs are answered and kept"
+    return GradeResult(total, {**artifacts, "record": str(job.folder / RUN_FILE)}, len(others) - len(known))
 
 
 NO_PAIRS = "--pairs: got none; expected at least one, with query and document; fix: name a file, or check the export"

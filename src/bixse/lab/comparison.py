@@ -54,12 +54,13 @@ class Comparer:
         ndcg, guard = (both[split].metrics[PRIMARY_METRIC] for split in ("test", "guard"))
         return [f"nDCG@10 {ndcg:.3f}", f"guard {guard:.3f}"]
 
-    def compare(self, system: str, baseline: str, on_guard: bool = False) -> None:
-        """Test the difference of two systems over queries, of each metric or on guard."""
+    def compare(self, pairs: Sequence[tuple[str, str]], on_guard: bool = False) -> None:
+        """Test the difference of each system and its baseline over queries, of each metric or on guard."""
         evaluations, comparisons = (self.guard, self.guarded) if on_guard else (self.test, self.comparisons)
-        for metric in (PRIMARY_METRIC,) if on_guard else METRICS:
-            a, b = (evaluations[name].by_query[metric] for name in (system, baseline))
-            comparisons.append(Comparison(system, baseline, metric, paired_difference(a, b)))
+        for system, baseline in pairs:
+            for metric in (PRIMARY_METRIC,) if on_guard else METRICS:
+                a, b = (evaluations[name].by_query[metric] for name in (system, baseline))
+                comparisons.append(Comparison(system, baseline, metric, paired_difference(a, b)))
 
     def _difference(self, system: str, baseline: str, on_guard: bool) -> Difference:
         wanted = (system, baseline, PRIMARY_METRIC)

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -42,6 +42,10 @@ DOCUMENTS_PER_QUERY, FAST_DOCUMENTS = 3, 2
 TRAIN_LENGTH, FAST_TRAIN_LENGTH = 64, 32
 """Number of tokens read per text in training, without and with `--fast`. All other steps read complete texts."""
 MERGE = MergeConfig(weights=(0.3, 0.5, 1.0), keep_tuned=True)
+ABOUT = {
+    "title": "bixse quickstart: search over Python's documentation",
+    "description": "BM25, the base model and the trained one on the same held-out queries, graded by a language model.",
+}
 NOTES = [
     "Every system reads texts up to the model's own limit. Training alone reads the first 64 tokens (32 with --fast), "
     "so that this ends in minutes.",
@@ -105,71 +109,64 @@ def quickstart(
         report, done = load_report_data(out / "results.json"), record.results
         return QuickstartResult(report, done["verdicts"], _artifacts(out), done["warnings"], reused=True)
     record.save("running")
-    stage = partial(_stage, say, record.timings)
-    folder = out / "collection"
-    with stage("read corpus and grades") as notes:
-        save_collection(collection, folder)
-        pairs = Pairs.from_collection(collection, "train", PYDOCS_SCALE)
-        save_graded_pairs(pairs, out / "train.jsonl")
-        notes.append(f"{len(collection.corpus)} documents of Python {PYDOCS_PYTHON}")
-        notes.append(f"{len(pairs)} training pairs of {len(set(pairs.query_ids))} queries")
-    write_atomically(out / "train.yaml", user_config(config))
+    record.saved = "the models that are trained stay"
+    stage, comparer = partial(_stage, say, record.timings), Comparer(out / "collection", seed)
+    with record.ending():
+        with stage("read corpus and grades") as notes:
+            save_collection(collection, comparer.folder)
+            pairs = Pairs.from_collection(collection, "train", PYDOCS_SCALE)
+            save_graded_pairs(pairs, out / "train.jsonl")
+            notes += [f"{len(collection.corpus)} documents of Python {PYDOCS_PYTHON}",
+                      f"{len(pairs)} training pairs of {len(set(pairs.query_ids))} queries"]  # fmt: skip
+        write_atomically(out / "train.yaml", user_config(config))
+        trained = _train_and_search(comparer, config, (*losses, "bixse"), out, stage, progress)
+        warnings = [f"{name}: {warning}" for name, result in trained.items() for warning in result.warnings]
+        with stage("compare, calibrate and write the report"):
+            comparer.compare(compared(losses))
+            comparer.compare([pair for pair in compared(losses) if pair[1] == "base"], on_guard=True)
+            named = {comparer.labels[loss]: str(trained[loss].model_path) for loss in ("bixse", *losses)}
+            named[comparer.labels["base"]] = config.model
+            calibrations = calibrate_on_dev(named, LABELS["bixse"], collection, PYDOCS_SCALE, seed, progress)
+            report = comparer.write_report(
+                out, system="bixse", against=["base", *losses], trained=trained, queries=collection.queries, **ABOUT,
+                calibrations=calibrations, facts=_facts(collection, config, out, settings), timings=record.timings,
+                commands=next_commands(out), notes=[*NOTES, *warnings],
+            )  # fmt: skip
+        verdicts = [comparer.verdict_line("bixse", baseline) for baseline in ("base", *losses)]
+        verdicts += [comparer.verdict_line(system, "base", on_guard=True) for system in ("bixse", "bixse-tuned")]
+        metrics = {entry.name: entry.metrics for entry in report.systems}
+        record.results = {"warnings": warnings, "verdicts": verdicts, "metrics": metrics}
+    return QuickstartResult(report, verdicts, _artifacts(out), warnings)
 
-    comparer = Comparer(folder, seed)
-    trained: dict[str, TrainResult] = {}
+
+def _train_and_search(
+    comparer: Comparer,
+    config: TrainConfig,
+    losses: Sequence[str],
+    out: Path,
+    stage: Callable[[str], AbstractContextManager[list[str]]],
+    progress: ProgressBars | None,
+) -> dict[str, TrainResult]:
+    """Search with BM25 and the base model; train with each loss, and search before and after merging."""
 
     def search(name: str, label: str, model: str | Path) -> None:
         with stage(f"search with {label}") as notes:
             notes += comparer.search(name, label, model, progress)
 
+    trained: dict[str, TrainResult] = {}
     with stage("search with BM25") as notes:
         notes += comparer.search_bm25("BM25")
     search("base", "base model", config.model)
-    for loss in (*losses, "bixse"):
+    for loss in losses:
         label = LABELS.get(loss, loss)
         with stage(f"train {label}") as notes:
-            trained[loss] = train_into(
-                config.model_copy(update={"loss": loss}), out / loss, progress is not None, label
-            )
+            settings = config.model_copy(update={"loss": loss})
+            trained[loss] = train_into(settings, out / loss, progress is not None, label)
             merged = trained[loss].merge
             notes += [f"weight {merged.weight:g} of the tuned model is kept"] if merged is not None else []
         search(f"{loss}-tuned", f"{label}, not merged", out / loss / TUNED_FOLDER)
         search(loss, label, trained[loss].model_path)
-
-    with stage("compare, calibrate and write the report"):
-        for system_name, baseline in compared(losses):
-            comparer.compare(system_name, baseline)
-            if baseline == "base":
-                comparer.compare(system_name, baseline, on_guard=True)
-        models = {loss: str(trained[loss].model_path) for loss in ("bixse", *losses)} | {"base": config.model}
-        named = {comparer.labels[name]: model for name, model in models.items()}
-        calibrations = calibrate_on_dev(named, LABELS["bixse"], collection, PYDOCS_SCALE, seed, progress)
-        warnings = [f"{name}: {warning}" for name, result in trained.items() for warning in result.warnings]
-        report = comparer.write_report(
-            out,
-            system="bixse",
-            against=["base", *losses],
-            trained=trained,
-            queries=collection.queries,
-            title="bixse quickstart: search over Python's documentation",
-            description="BM25, the base model and the trained one on the same held-out queries, graded by a language "
-            "model.",
-            calibrations=calibrations,
-            facts=_facts(collection, config, out, settings),
-            timings=record.timings,
-            commands=next_commands(out),
-            notes=[*NOTES, *warnings],
-        )
-    record.results = {
-        "warnings": warnings,
-        "verdicts": [
-            *(comparer.verdict_line("bixse", baseline) for baseline in ("base", *losses)),
-            *(comparer.verdict_line(system, "base", on_guard=True) for system in ("bixse", "bixse-tuned")),
-        ],
-        "metrics": {entry.name: entry.metrics for entry in report.systems},
-    }
-    record.save("finished")
-    return QuickstartResult(report, record.results["verdicts"], _artifacts(out), warnings)
+    return trained
 
 
 def train_settings(out: Path, fast: bool, seed: int) -> TrainConfig:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import re
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ import Stemmer
 
 from bixse.data.collection import read_corpus
 from bixse.data.run import open_run
-from bixse.errors import BixseError, InputError, InterruptedRunError
+from bixse.errors import InputError
 from bixse.files.files import file_hash, read_text, write_atomically
 from bixse.judging.ask import Asking, keyed
 from bixse.judging.grade import charge
@@ -205,47 +204,35 @@ def generate(
     settings |= {"writer": dict(writer.identity), "prompt": prompt, "seed": SEED}
     record = open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, ("corpus",))
     record.save("running")
-    started = time.perf_counter()
-    failure: KeyboardInterrupt | BixseError | None = None
-    with Ledger(config.ledger or out / LEDGER_NAME, Completion) as ledger:
+    with record.ending(TITLE), Ledger(config.ledger or out / LEDGER_NAME, Completion) as ledger:
         spending = charge(writer, ledger.path, config.prices)
         asking = Asking(writer.complete, writer.identity, ledger, spending)
         questions = keyed(questions_about(documents, config.per_document, prompt), writer.identity)
         try:
             asking.run(questions, None if progress is None else progress(TITLE, len(questions)))
-        except (KeyboardInterrupt, BixseError) as error:
-            failure = error
-        texts = [(question, ledger.find(key)) for key, question in questions]
-    costs = spending.end()
-    pairs, refused = accepted_queries(documents, texts, config.task)
-    rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in pairs]
-    write_atomically(out / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    # without relevance: a query does not make its document relevant, so the pairs need grades
-    save_mined_pairs(pairs, out / MINED_FILE)
-    result = GenerateResult(
-        queries=len(pairs),
-        documents=len(documents),
-        refused=refused,
-        not_asked=sum(text is None for _, text in texts),
-        asked=asking.asked,
-        reused=asking.reused,
-        prompt_tokens=asking.usage.prompt,
-        completion_tokens=asking.usage.completion,
-        usd=costs.pop("usd_of_this_run"),
-        **costs,
-        stopped=asking.stopped,
-    )
-    record.results = asdict(result)
-    record.timings[TITLE] += time.perf_counter() - started
-    if isinstance(failure, BixseError):
-        record.save("failed")
-        raise failure
-    record.save("finished" if result.complete and failure is None else "interrupted")
-    if failure is not None:
-        raise InterruptedRunError(
-            f"stopped by Ctrl-C or SIGTERM: {result.queries} queries are kept in {out}; the same command continues "
-            "from there"
-        )
+        finally:  # texts before a stop are written too
+            texts = [(question, ledger.find(key)) for key, question in questions]
+            costs = spending.end()
+            pairs, refused = accepted_queries(documents, texts, config.task)
+            rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in pairs]
+            write_atomically(out / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            # without relevance: a query does not make its document relevant, so the pairs need grades
+            save_mined_pairs(pairs, out / MINED_FILE)
+            result = GenerateResult(
+                queries=len(pairs),
+                documents=len(documents),
+                refused=refused,
+                not_asked=sum(text is None for _, text in texts),
+                asked=asking.asked,
+                reused=asking.reused,
+                prompt_tokens=asking.usage.prompt,
+                completion_tokens=asking.usage.completion,
+                usd=costs.pop("usd_of_this_run"),
+                **costs,
+                stopped=asking.stopped,
+            )
+            record.results, record.saved = asdict(result), f"{result.queries} queries are kept"
+        record.status = "finished" if result.complete else "interrupted"
     return result
 
 
