@@ -32,6 +32,7 @@ def settings():
     for name in VERBS:
         verb = parse(name.split())[1]
         without = {"words", *(flag for flag in ("out", "dry_run") if getattr(verb, flag) is None)}
+        without |= {"overwrite"} if verb.out is None or verb.out.metavar == "FILE" else set()
         names[name] = sorted({*names_of(verb.settings, seen), *names_of(verb.options, seen)} - without)
     for path in sorted(SOURCE.rglob("*.py")):
         if any(f"({word}" in path.read_text(encoding="utf-8") for word in ("Settings", "LossOptions")):

@@ -189,7 +189,7 @@ class InvalidFileError(InputError):
             names = self._accepted.get(column, (column,)) if fault.got == _NOTHING else ()
             if names and self.columns and not self.columns.keys() & set(names):  # then no row has it
                 got = f"columns {shorten(', '.join(self.columns), 120)}"
-                fix = fault.fix if fault.fix.startswith("rename") else f"rename or add {fault.column!r}"
+                fix = fault.fix if fault.fix.startswith(("rename", "grade")) else f"rename or add {fault.column!r}"
                 lines.setdefault(fault.column, str(replace(fault, row=None, got=got, fix=fix)))
             else:
                 lines[alike] = f"{fault}{_others(self._alike[alike], self._counts[alike])}"

@@ -13,6 +13,8 @@ Ranking: TypeAlias = Mapping[str, Mapping[str, float]]
 Kind: TypeAlias = Literal["query", "document"]
 """The kind of a text. A model may have one prompt and, behind a router, one encoder per kind."""
 
+DEPTH = 100
+"""Default number of documents retrieved per query."""
 MIN_RELEVANT_GRADE = 1.0
 """Default of the lowest relevant grade of the binary metrics."""
 ROUNDING = 1e-9  # a mean of grades may pass the end of its scale

@@ -5,8 +5,21 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from pydantic import (
     BaseModel,
@@ -41,6 +54,12 @@ EXPECTED = {
 """Error type of pydantic -> expectation; pydantic's own messages name Python classes."""
 
 
+Use: TypeAlias = Literal[
+    "model", "system", "index", "training", "graded", "pairs", "judgements", "scores", "corpus", "queries", "collection"
+]  # fmt: skip
+"""The use of a file: a model; also an index, a run or bm25; an index or model; pairs with and without relevance."""
+
+
 class Flag(NamedTuple):
     """The form of a setting on the command line, if not the default form: `Annotated[int, Flag(metavar="K")]`."""
 
@@ -53,6 +72,13 @@ class Flag(NamedTuple):
     """No flag is made from the setting. Python and YAML set it, or the command line in a way of its own."""
     flat: bool = False
     """Flags of this section leave out the name of the section."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The use of the files that a setting names, which `cli/checks.py` checks before any work."""
+
+    use: Use
 
 
 class Settings(BaseModel):

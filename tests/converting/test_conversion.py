@@ -319,14 +319,14 @@ def test_wrong_usage_of_the_verb_is_refused(capsys, pairs, monkeypatch, words, m
     assert message in refused(capsys, "convert", *words)
 
 
-def test_verb_with_invalid_rows_ends_with_3(capsys, tmp_path):
+def test_verb_with_invalid_rows_ends_with_3_unless_they_are_skipped(capsys, tmp_path):
     out = tmp_path / "out"
     path = files.put(tmp_path, {"nq.jsonl": files.E5["hotpot_qa"] + b"{broken\n"}) / "nq.jsonl"
     assert main(["convert", "e5", str(path), "--dry-run", "--out", str(out)]) == 3
     assert "row 4: got '{broken" in capsys.readouterr().out
     assert not out.exists()
     code, envelope = call(capsys, "convert", "e5", path, "--out", out, "--skip-invalid")
-    assert (code, envelope["metrics"]["errors"]) == (3, 1)
+    assert (code, envelope["metrics"]["errors"]) == (0, 1)
     assert set(envelope["artifacts"]) == {"pairs.parquet", "train.yaml", "errors.jsonl", "record"}
 
 

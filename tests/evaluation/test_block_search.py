@@ -6,8 +6,8 @@ import pytest
 
 from bixse.encoders.encode import encode_texts
 from bixse.errors import InputError
-from bixse.evaluation import systems
-from bixse.evaluation.systems import search_blocks
+from bixse.evaluation import block_search
+from bixse.evaluation.block_search import search_blocks
 from bixse.evaluation.tasks import QuerySet, Task
 from bixse.search.exact import exact_search, to_run
 from bixse.search.store import EmbeddingStore
@@ -46,8 +46,8 @@ def at_once(model, documents, depth):
 
 @pytest.fixture(autouse=True)
 def save_each_block(monkeypatch):
-    monkeypatch.setattr(systems, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(systems, "DOCUMENTS_PER_BLOCK", 7)
+    monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 7)
 
 
 def test_blocks_make_no_difference(tiny_model, tmp_path):

@@ -12,7 +12,7 @@ from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.reranking import RerankedSystem
 from bixse.evaluation.systems import Bm25System, RunFileSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.search.exact import DEPTH
+from bixse.relevance import DEPTH
 from helpers.rerankers import save_reranker
 
 

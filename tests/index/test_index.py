@@ -297,6 +297,8 @@ def test_index_answers_as_its_collection(capsys, index, model, collection):
         alone = result_of("search", model, query, "--collection", collection)
         indexed = result_of("search", index, query)
         assert (indexed.text, indexed.metrics) == (alone.text, alone.metrics)
+        for line, hit in zip(alone.text.splitlines()[::2], alone.metrics["results"], strict=True):
+            assert line.endswith(f"  {hit['document_id']}  {hit['title']}".rstrip()), "an id stands before a title"
 
 
 def test_run_of_many_queries_has_the_answers_of_each(capsys, index):

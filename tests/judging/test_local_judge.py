@@ -1,6 +1,7 @@
 import math
 import random
 import shutil
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -155,6 +156,14 @@ class TestIdentity:
         words = RUBRIC.model_copy(update={"labels": ("A", "B", "C")})
         assert identity(rubric=words) != base
         assert {"kind": "transformers", "mode": "token-ids"}.items() <= base.items()
+
+
+def test_a_gguf_file_without_its_package_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)  # as if it were not installed
+    (tmp_path / "judge.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError) as error:
+        LocalJudge(tmp_path / "judge.gguf", RUBRIC, "cpu", "float32")
+    assert (error.value.got, error.value.fix) == ("no package gguf", "pip install 'bixse[gguf]'")
 
 
 @pytest.mark.slow

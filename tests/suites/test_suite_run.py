@@ -6,9 +6,9 @@ from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
-from bixse.evaluation import systems
+from bixse.evaluation import block_search
 from bixse.evaluation.evaluate import evaluate
-from bixse.evaluation.systems import EncoderSystem
+from bixse.evaluation.systems import Bm25System, EncoderSystem
 from bixse.evaluation.tasks import collection_task, cut_collection
 from bixse.suites.known_suites import SUITES
 from bixse.suites.suite_run import evaluate_suite, short_task
@@ -28,7 +28,7 @@ def data(tmp_path):
 def count_searches(monkeypatch):
     """Return the list to which each later search adds its system and task."""
     searched = []
-    for kind in (systems.EncoderSystem, systems.Bm25System):
+    for kind in (EncoderSystem, Bm25System):
         before = kind.search
 
         def search(self, task, *rest, before=before):
@@ -165,8 +165,8 @@ def test_other_settings_and_changed_data_are_refused(data, tmp_path):
 
 
 def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(systems, "DOCUMENTS_PER_BLOCK", 1)
-    monkeypatch.setattr(systems, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 1)
+    monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
     monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
     model, steps = str(tiny_model_path), []
 

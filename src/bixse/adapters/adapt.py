@@ -29,7 +29,8 @@ from bixse.files.rows import read_blocks, read_rows
 from bixse.files.values import FileColumn
 from bixse.losses.targets import GradedTargets
 from bixse.losses.tiles.bce import graded_bce
-from bixse.search.exact import DEPTH, exact_search, to_run
+from bixse.relevance import DEPTH
+from bixse.search.exact import exact_search, to_run
 
 if TYPE_CHECKING:
     from bixse.adapters.adapt_settings import AdaptSettings

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from bixse.settings import Flag, Settings
+from bixse.settings import Flag, Reads, Settings
 
 
 class LabelSettings(Settings):
@@ -24,16 +24,16 @@ class LabelSettings(Settings):
 class AuditSettings(LabelSettings):
     """Settings of `bixse grade audit`."""
 
-    judge: Annotated[tuple[Path, ...], Field(min_length=1), Flag(metavar="FILE")]
+    judge: Annotated[tuple[Path, ...], Field(min_length=1), Flag(metavar="FILE"), Reads("judgements")]
     """The judge's labels: judgements.parquet of `bixse grade`, graded pairs, or qrels; several files are compared."""
-    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
+    pairs: Annotated[Path | None, Flag(metavar="FILE"), Reads("pairs")] = None
     """Graded pairs with texts, to show disagreements."""
 
 
 class GradeMapSettings(LabelSettings):
     """Settings of `bixse grade calibrate`."""
 
-    judgements: Annotated[Path, Flag(metavar="FILE")]
+    judgements: Annotated[Path, Flag(metavar="FILE"), Reads("judgements")]
     """The judge's labels: judgements.parquet of `bixse grade`, or qrels."""
-    apply: Annotated[Path | None, Flag(metavar="FILE")] = None
+    apply: Annotated[Path | None, Flag(metavar="FILE"), Reads("graded")] = None
     """Graded pairs to map. pairs.parquet gets the mapped relevance; its column `grade` keeps the grade of the judge."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sentence_transformers import SentenceTransformer
 
 from bixse.calibration.calibrate_head import (
     PLAIN_SCALE,
@@ -26,11 +25,14 @@ from bixse.data.pairs_files import as_pairs
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.build import load_scorer
-from bixse.encoders.scorers import Scorer
+from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import BixseError, InputError, shorten
 from bixse.report.table import Cell, Table
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.scorers import Scorer
     from bixse.progress import ProgressBars
     from bixse.results import Interval
 
@@ -141,7 +143,7 @@ def calibrate(source: Any, judged: Any = None, **options: Any) -> Calibration:
         >>> calibration.probability(0.9) > 0.7, calibration.threshold(precision=0.8).recall > 0.3
         (True, True)
     """
-    is_model = isinstance(source, str | Path | SentenceTransformer | Scorer)
+    is_model = isinstance(source, str | Path) or is_encoder(source) or hasattr(source, "heads")  # a Scorer
     return (calibrate_model if is_model else calibrate_scores)(source, judged, **options)
 
 
@@ -207,7 +209,7 @@ def calibrate_model(
     graded = as_pairs(pairs)
     scorer: Any = load_scorer(str(model)) if isinstance(model, str | Path) else model
     doubts = check_lengths(scorer, graded)
-    scale = PLAIN_SCALE if isinstance(scorer, SentenceTransformer) else 1.0  # a reranker gives logits
+    scale = PLAIN_SCALE if is_encoder(scorer) else 1.0  # a reranker gives logits
     new = RelevanceHead(scale, 0.0, dimensions=getattr(scorer, "truncate_dim", None))
     cosines = pair_cosines(scorer, graded, progress)
     scored = ScoredPairs(cosines, graded.relevance, graded.query_ids, prior, positive_from, seed, new=new)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import TypeAdapter
-from sentence_transformers import SentenceTransformer
 
 from bixse.calibration.calibrate import Calibration, calibrate_model, calibrate_scores
 from bixse.calibration.calibrate_head import HeldOutCheck, OperatingPoint, choose_thresholds, judged_pairs
@@ -21,8 +20,8 @@ from bixse.data.run import Run, open_run
 from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import prompt_for, use_task
 from bixse.encoders.loading.build import load_scorer, model_hashes, model_path_settings, quiet_loading
+from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.relevance_model import save_whole
 from bixse.errors import InputError
 from bixse.files.files import hash_files, storage_errors, write_atomically
 from bixse.report.plots import reliability_diagram, save_plot
@@ -164,6 +163,8 @@ def _write(
                 heads, encoder = encoder.heads, load_scorer(str(settings.model))
                 encoder.heads = heads
                 use_task(encoder, settings.task)
+            from bixse.encoders.relevance_model import save_whole  # not at the top: scores need no torch
+
             with quiet_loading():
                 save_whole(encoder, home / "model")
         else:
@@ -175,7 +176,7 @@ def _write(
     if cuts and head is not None:
         name = artifacts.get("model", settings.model or str(settings.scored_by))
         # a reranker's scores are no cosines, even where they are small
-        of_vectors = encoder is None or isinstance(encoder, SentenceTransformer)
+        of_vectors = encoder is None or is_encoder(encoder)
         stores = STORES if of_vectors and np.abs(calibration.pairs.cosines).max() <= 1 + COSINE_ROUNDING else ()
         prompts = None
         if encoder is not None:

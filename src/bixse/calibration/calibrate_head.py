@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
 
 from bixse.calibration.calibrate_settings import POSITIVE_FROM, CalibrateSettings
 from bixse.calibration.reliability import Auc, auc, brier_change, calibration_report, reweight_to_prevalence
@@ -20,8 +19,8 @@ from bixse.data.collection import Collection, load_collection
 from bixse.data.graded_pairs import Pairs, with_random_negatives
 from bixse.data.joined import Unjoined, check_joined, warn_of
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead, Threshold
+from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.platt import checked, fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.statistics import Floats, numbered_queries, wilson_interval
@@ -215,8 +214,10 @@ def pair_cosines(
     model: RelevanceModel | Scorer, pairs: Pairs, progress: ProgressBars | None = None
 ) -> NDArray[np.float64]:
     """Return the (M,) cosines of pairs in [-1, 1]; for a model of another kind its scores."""
-    if not isinstance(model, SentenceTransformer):
+    if not is_encoder(model):
         return model.logits(pairs.queries, pairs.documents, progress("score pairs", len(pairs)) if progress else None)
+    from bixse.encoders.encode import encode_texts  # not at the top: scores need no torch
+
     step = progress("encode pairs", 2 * len(pairs)) if progress else None
     queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
     documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)

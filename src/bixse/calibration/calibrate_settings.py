@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from bixse.errors import SEEDS
-from bixse.settings import Flag, Settings
+from bixse.settings import Flag, Reads, Settings
 
 POSITIVE_FROM = 0.5
 """Default relevance from which a document counts as relevant."""
@@ -23,11 +23,11 @@ class CalibrateSettings(Settings):
         "at_recall": "give several precisions and take the cut with your recall: --at-precision 0.3 0.5 0.7 0.8 0.9"
     }
 
-    model: Annotated[str | None, Flag(metavar="MODEL", positional=True)] = None
+    model: Annotated[str | None, Flag(metavar="MODEL", positional=True), Reads("model")] = None
     """Model folder, Hugging Face name, or demo (the small model of bixse[demo]). Leave it out with `scores`."""
-    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
+    pairs: Annotated[Path | None, Flag(metavar="FILE"), Reads("graded")] = None
     """Graded pairs that were not trained on (.parquet .jsonl .csv .tsv). Leave them out with `scores`."""
-    scores: Annotated[Path | None, Flag(metavar="FILE")] = None
+    scores: Annotated[Path | None, Flag(metavar="FILE"), Reads("scores")] = None
     """Scores of any model, instead of model and pairs (.parquet .jsonl .csv .tsv). The columns are query, score (or
     cosine), and either relevance from 0 to 1 (or relevant, label) or grade."""
     scored_by: Annotated[str | None, Flag(metavar="NAME")] = None
@@ -39,7 +39,7 @@ class CalibrateSettings(Settings):
     Null calibrates for complete embeddings."""
     negatives: int | None = Field(default=None, ge=1)
     """Number of random unjudged documents added per query as irrelevant pairs. Null adds none."""
-    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
+    collection: Annotated[Path | None, Flag(metavar="DIR"), Reads("collection")] = None
     """Collection folder from which `negatives` are drawn."""
     prior: Annotated[float | None, Flag(metavar="SHARE")] = Field(default=None, gt=0, lt=1)
     """Mean relevance, in (0, 1), of the documents that will be scored. Probabilities are moved from the mean of the

@@ -23,7 +23,6 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from bixse.cli.verb import CommandResult, Verb, add_settings
-from bixse.engine import PlaceSettings
 from bixse.errors import (
     BixseError,
     InputError,
@@ -68,6 +67,10 @@ VERBS = {
 SHARING_VERBS = ("train",)
 """Verbs that split their work over several processes."""
 
+OVERWRITE = (
+    "Name of the --out folder, without the folders above it, to delete it before the work if it is a run of bixse. "
+    "Without this option, a folder of another run is refused."
+)
 INTERRUPTED = "stopped by Ctrl-C or SIGTERM; the same command continues from what is finished"
 """The error if a verb without checkpoints is interrupted."""
 
@@ -121,6 +124,8 @@ def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
     if verb.out is not None:
         text = f"{verb.out.text} (default: {verb.out.default})" if verb.out.default else verb.out.text
         parser.add_argument("--out", metavar=verb.out.metavar, default=argparse.SUPPRESS, help=text)
+        if verb.out.metavar != "FILE":
+            parser.add_argument("--overwrite", metavar="NAME", default=argparse.SUPPRESS, help=OVERWRITE)
     if verb.settings.model_fields:
         file_help = "YAML file of these settings. Flags override it."
         parser.add_argument("--config", type=Path, metavar="FILE", action=_Once, help=file_help)
@@ -203,15 +208,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> CommandResult:
     name, verb, args = parse(words)
+    if world_size() > 1:
+        _check_shares(name, verb)
+    with contextlib.redirect_stdout(sys.stderr):  # standard output has the result alone
+        return verb.call(args, tuple(words))
+
+
+def _check_shares(name: str, verb: Verb[Any, Any]) -> None:
+    """Refuse a verb that cannot split its work over several processes."""
+    from bixse.engine import PlaceSettings  # not at the top: it is needed only here
+
     classes = [verb.settings, *filter(None, map(section_of, verb.settings.model_fields.values()))]
-    shares = name in SHARING_VERBS or any(issubclass(kind, PlaceSettings) for kind in classes)
-    if world_size() > 1 and not shares:
+    if name not in SHARING_VERBS and not any(issubclass(kind, PlaceSettings) for kind in classes):
         raise InputError(
             f"bixse {name}: got {world_size()} processes; expected one; fix: start it without the launcher (only "
             "`bixse train` and verbs with `--engine ranks` use several processes)"
         ).of_all_processes()
-    with contextlib.redirect_stdout(sys.stderr):  # standard output has the result alone
-        return verb.call(args, tuple(words))
 
 
 def _unexpected(error: Exception) -> str:

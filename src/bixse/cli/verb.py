@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from inspect import get_annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
+from bixse.cli.checks import check_inputs, inputs_of, with_files_of_runs
+from bixse.data.run import overwritten
 from bixse.encoders.loading.precision import Setting, use_precision
-from bixse.settings import Flag, Settings, flag_of, known_keys, section_of, types_in
+from bixse.errors import InputError
+from bixse.settings import Flag, Settings, flag_of, known_keys, paths_in, section_of, types_in
+from bixse.training.distributed import world_size
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -63,6 +68,8 @@ class Options(Settings):
     """The command line after `bixse`."""
     out: Annotated[Path | None, Flag(hidden=True)] = None
     """The value of `--out`, which the verb's `Output` describes."""
+    overwrite: Annotated[str | None, Flag(hidden=True)] = None
+    """The value of `--overwrite`: the name of the output folder, to delete it."""
     dry_run: Annotated[bool, Flag(hidden=True)] = False
     """True after `--dry-run`, which `Verb.dry_run` describes."""
 
@@ -122,10 +129,26 @@ class Verb(Generic[SettingsType, OptionsType]):
         for name, answer in self.instead.items():
             if getattr(options, name):
                 return answer(options)
-        settings = settings_from(args, self.settings, getattr(args, "config", None))
+        file = getattr(args, "config", None)
+        settings = settings_from(args, self.settings, file)
+        settings = with_files_of_runs(settings)
+        if world_size() == 1:  # processes that train together read their inputs together
+            check_inputs(settings)
         precision: Any = {**vars(options), **vars(settings)}.get("precision")
-        with use_precision(precision):
+        with use_precision(precision), self._overwritten(options, [*inputs_of(settings), *paths_in(file)]):
             return self.run(settings, options)
+
+    def _overwritten(self, options: OptionsType, inputs: list[Path]) -> AbstractContextManager[None]:
+        """Put the output folder aside during the work, if asked for; it holds none of the inputs."""
+        if options.overwrite is None or options.dry_run:
+            return nullcontext()
+        if options.out is None or world_size() > 1:
+            got = "no --out" if options.out is None else f"{world_size()} processes"
+            raise InputError(
+                f"--overwrite: got {got}; expected --out and one process; fix: delete the folder before"
+            ).of_all_processes()
+        inputs += inputs_of(options.model_copy(update={"out": None}))
+        return overwritten(options.out, options.overwrite, inputs)
 
 
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}

@@ -17,7 +17,7 @@ from bixse.data.joined import Twins, Unjoined, check_joined, unjoined_judgements
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError
 from bixse.files.files import json_hash
-from bixse.files.rows import other_form, read_blocks, write_rows
+from bixse.files.rows import check_first_rows, other_form, read_blocks, write_rows
 from bixse.files.values import normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE, Qrels
 
@@ -270,6 +270,22 @@ def check_split(folder: Path, split: str) -> None:
             f"{folder / 'qrels'}: got split {split!r}; expected one of {splits_of(folder) or 'qrels/<split>.tsv'}; "
             "fix: name a split that has a qrels file"
         )
+
+
+def check_collection(folder: Path, split: str | None) -> None:
+    """Refuse a folder that is no collection, a split without judgements, and files whose first rows are invalid."""
+    if split is not None:
+        check_split(folder, split)
+    check_corpus_file(folder)
+    check_first_rows(folder / "queries.jsonl", QUERY_COLUMNS)
+
+
+def check_corpus_file(path: Path) -> None:
+    """Refuse a corpus, or the folder of one, that is missing or whose first rows are invalid."""
+    if not path.is_file():
+        _check_folder(path)
+        path = path / "corpus.jsonl"
+    check_first_rows(path, DOCUMENT_COLUMNS)
 
 
 def load_corpus(folder: str | Path) -> dict[str, Document]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bixse.data.columns import SCHEMA, Column
 from bixse.data.graded_pairs import Pair, Pairs
+from bixse.data.run import in_run
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.parquet import footer_hash, row_counts
 from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, read_rows, stem_of, write_rows
@@ -146,7 +147,7 @@ def pairs_files(given: Any, folder: Path) -> list[Path]:
     """Return files of graded pairs: paths as they are, and pairs of another form of `as_pairs`, written to `folder`."""
     several = given if isinstance(given, list | tuple) else [given]
     if several and all(isinstance(each, str | Path) for each in several):
-        return [Path(each) for each in several]
+        return [in_run(Path(each), "training") for each in several]
     file = folder / "pairs.parquet"
     save_graded_pairs(as_pairs(given), file)
     return [file]
@@ -192,6 +193,7 @@ def save_graded_pairs(pairs: Pairs, path: str | Path) -> None:
 
 
 def _load(path: Path, columns: Sequence[FileColumn], chosen: range | None = None) -> Pairs:
+    path = in_run(path, "graded")
     errors, rows = InvalidFileError(path), array("q")
     pairs = Pairs.from_arrow(_batches(path, columns, errors, rows, chosen))
     pairs.is_graded = columns is GRADED_COLUMNS

@@ -7,6 +7,8 @@ import hashlib
 import json
 import math
 import platform
+import secrets
+import shutil
 import sys
 import time
 from collections import defaultdict
@@ -16,18 +18,36 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from bixse.errors import InputError, InterruptedRunError, OutputExistsError, shorten
-from bixse.files.files import read_text, storage_errors, write_atomically
+from bixse.files.files import alone_in, read_text, storage_errors, write_atomically
+
+if TYPE_CHECKING:
+    from bixse.settings import Use
 
 SPENT_FILE = "spent.jsonl"
 """The file of what requests have cost; a command that failed before it had a record may have written it."""
 RUN_FILE = "run.json"
 PACKAGES = ("bixse", "torch", "sentence-transformers", "transformers", "numpy", "bm25s")
+PAIRS = ("pairs.parquet",)
+HELD: Mapping[str, tuple[str, ...]] = {
+    "model": ("model",),
+    "system": ("model",),
+    "index": ("model",),
+    "training": (*PAIRS, "train.parquet"),
+    "graded": PAIRS,
+    "pairs": PAIRS,
+    "judgements": ("judgements.parquet",),
+    "queries": ("queries.jsonl",),
+}
+"""Use of a file -> its names in the folder of a run, the first that exists counts."""
+NOT_DELETED = ("labels.jsonl", "ledger", SPENT_FILE)
+"""Files of a run that cost people's time or money."""
 T = TypeVar("T")
+PathType = TypeVar("PathType", str, Path)
 Status = Literal["running", "interrupted", "failed", "finished"]
 
 
@@ -134,12 +154,82 @@ def open_run(
     if changed := _changes(earlier, record):
         raise OutputExistsError(
             f"{folder}: got the folder of another run ({changed}); expected a new folder or the same settings; "
-            "fix: choose another --out, or delete the folder"
+            f"fix: choose another --out, or delete this one with --overwrite {folder.resolve().name}"
         )
     record.started, record.results = earlier["started"], earlier["results"]
     record.timings.update(earlier["timings"])
     record.status = "finished" if earlier["status"] == "finished" else "running"
     return record
+
+
+def in_run(path: PathType, use: Use) -> PathType:
+    """Return the file that the folder of a run holds for a use, such as its model; any other path as it is.
+
+    Example:
+        >>> in_run("demo", "model")
+        'demo'
+    """
+    folder = Path(path)
+    names = HELD.get(use, ()) if (folder / RUN_FILE).is_file() else ()
+    return next((type(path)(folder / name) for name in names if (folder / name).exists()), path)
+
+
+@contextlib.contextmanager
+def overwritten(folder: Path, name: str, inputs: Iterable[Path]) -> Iterator[None]:
+    """Put the folder of a run, called by its `name`, aside; delete it at the end if there is a new run in its place.
+
+    Raises:
+        InputError: another name, no run of bixse, or a folder that holds an input, the home or the working folder,
+            labels of people or paid answers.
+        OutputExistsError: a process writes to the folder.
+    """
+    whole = folder.resolve()
+    if name != whole.name:
+        raise InputError(
+            f"--overwrite: got {name!r}; expected the name of the folder to delete, {whole.name!r}; fix: --overwrite "
+            f"{whole.name}, or another --out"
+        )
+    if not folder.exists():
+        yield
+        return
+    _check_deletable(folder, inputs)
+    old = whole.with_name(f".{name}.{secrets.token_hex(4)}")
+    with storage_errors(folder), alone_in(folder):
+        folder.rename(old)
+    try:
+        yield
+    finally:
+        if (folder / RUN_FILE).exists():
+            shutil.rmtree(old)
+        else:  # the command was refused
+            shutil.rmtree(folder, ignore_errors=True)
+            old.rename(folder)
+
+
+def _check_deletable(folder: Path, inputs: Iterable[Path]) -> None:
+    whole = folder.resolve()
+    inside = [path for path in (*inputs, Path.home(), Path.cwd()) if whole in (path.resolve(), *path.resolve().parents)]
+    if folder.is_symlink() or not _is_run(folder):
+        fault = "a link" if folder.is_symlink() else "no run of bixse"
+    elif inside:
+        fault = f"a folder that holds {inside[0]}"
+    else:  # of a run alone: this looks through the whole folder
+        costly = [entry for entry in NOT_DELETED if any(folder.rglob(entry))]
+        fault = f"a run with {costly[0]}, which people made or paid for" if costly else ""
+    if fault:
+        raise InputError(
+            f"{folder}: got {fault}; expected a run that can be deleted; fix: choose another --out, or move the files "
+            "that you need and delete it"
+        )
+
+
+def _is_run(folder: Path) -> bool:
+    """Return True for the folder of a record, or of an index, whose run.json is its manifest."""
+    try:
+        content = json.loads(read_text(folder / RUN_FILE))
+    except (InputError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and ("fingerprint" in content or {"encoder", "corpus"} <= content.keys())
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sentence_transformers import CrossEncoder
-
 from bixse.encoders.instructions import prompt_for
 
 if TYPE_CHECKING:
@@ -34,6 +32,8 @@ def check_lengths(model: Any, pairs: Any, prompts: Mapping[Kind, Sequence[str]] 
 
     `prompts` are all that may precede a query or a document; None means those of the model.
     """
+    from sentence_transformers import CrossEncoder  # not at the top: it imports torch
+
     samples = {}
     if isinstance(model, CrossEncoder):
         rows, number = sampled(range(len(pairs)))

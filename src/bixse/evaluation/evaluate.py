@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
-from sentence_transformers import SentenceTransformer
 
 from bixse.data.joined import QueryCounts, unanswered, warn_of, without_relevant
 from bixse.data.run import Run, open_run
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import model_path_settings
+from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import InputError, first_fault
 from bixse.evaluation.metrics import METRICS, PerQuery, evaluate_run, ir_name, mean
 from bixse.evaluation.systems import RUN_NAME, System, SystemSource, open_system
 from bixse.evaluation.tasks import CollectionSource, QuerySet, Task, collection_task
 from bixse.files.files import read_text, write_atomically
-from bixse.relevance import Ranking  # noqa: TC001 (pydantic reads it)
+from bixse.relevance import DEPTH, Ranking
 from bixse.report.table import Cell, Table
-from bixse.search.exact import DEPTH
 
 if TYPE_CHECKING:
     import pandas
@@ -125,7 +124,7 @@ def evaluate(
         >>> evaluate("bm25", ({"q1": "copy a tree"}, corpus, {"q1": {"d1": 3}}))["nDCG@10"]
         1.0
     """
-    objects = out is None and (not isinstance(task, str | Path | Task) or isinstance(system, SentenceTransformer))
+    objects = out is None and (not isinstance(task, str | Path | Task) or is_encoder(system))
     opened = open_system(system, cache="none" if objects else None)
     task = task if isinstance(task, Task) else collection_task(task)
     if len(task.query_sets) > 1:

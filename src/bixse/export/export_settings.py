@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from bixse.settings import Flag, Settings
+from bixse.settings import Flag, Reads, Settings
 
 Target: TypeAlias = Literal["onnx", "onnx-int8", "openvino"]
 
@@ -15,16 +15,16 @@ Target: TypeAlias = Literal["onnx", "onnx-int8", "openvino"]
 class ExportSettings(Settings):
     """The settings of `bixse export`."""
 
-    model: Annotated[str, Flag(metavar="MODEL", positional=True)]
+    model: Annotated[str, Flag(metavar="MODEL", positional=True), Reads("model")]
     """Model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
     to: Target = "onnx"
     """Runtime of the graph. onnx-int8 has weights of 8 bits, except for the token embeddings."""
-    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
+    collection: Annotated[Path | None, Flag(metavar="DIR"), Reads("collection")] = None
     """Collection folder. The graph is checked on its texts, and an int8 graph also searches it. Without it and without
     pairs, the sample collection is used."""
     split: str = "test"
     """Split of the collection (qrels/SPLIT.tsv) with the queries."""
-    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
+    pairs: Annotated[Path | None, Flag(metavar="FILE"), Reads("pairs")] = None
     """Pairs whose texts the graph is checked on, instead of a collection (.parquet .jsonl .csv .tsv)."""
     task: str | None = None
     """Task whose instructions become the prompts. Null takes the model's default prompts."""
@@ -48,7 +48,7 @@ class ExportSettings(Settings):
 class PushSettings(Settings):
     """The settings of `bixse push`."""
 
-    model: Annotated[Path, Flag(metavar="MODEL", positional=True)]
+    model: Annotated[Path, Flag(metavar="MODEL", positional=True), Reads("model")]
     """Model folder, or a run folder that holds a model."""
     name: Annotated[str, Flag(metavar="OWNER/NAME", positional=True)]
     """Name of the repository on the hub."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bixse.data.run import RUN_FILE, read_record
+from bixse.data.run import RUN_FILE, in_run, read_record
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import STATIC
 from bixse.encoders.loading.hub import HUB_NAME
@@ -18,7 +18,6 @@ from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import HASHES_FILE, damage
 from bixse.report.table import format_verdict
 from bixse.results import Difference
-from bixse.training.config import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from bixse.export.export_settings import PushSettings
@@ -65,7 +64,7 @@ def push(settings: PushSettings, dry_run: bool = False) -> Pushed:
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     name, folder = settings.name, settings.model
-    folder = folder / MODEL_FOLDER if (folder / RUN_FILE).is_file() else folder
+    folder = in_run(folder, "model")
     try:
         validate_repo_id(name)
         owner = "/" in name

@@ -93,6 +93,15 @@ def read_blocks(
         raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
 
 
+def check_first_rows(path: Path, columns: Sequence[FileColumn]) -> None:
+    """Raise the errors of a file, of all its rows, if its first rows have any."""
+    errors = InvalidFileError(path)
+    next(read_blocks(path, columns, errors), None)
+    if errors.total:
+        for _ in read_blocks(path, columns):
+            pass
+
+
 def _add_repeats(blocks: Iterator[Block], name: str, twice: set[int], errors: InvalidFileError) -> None:
     """Add an error for each value of a column that an earlier row has; `twice` holds the repeated hashes."""
     first: dict[Hashable, int] = {}

@@ -214,6 +214,11 @@ def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed:
         )
     if "relevance" not in needed:
         return f"rename or add {column!r}"
+    if column == "relevance" and {"query", "document"} <= {*names} and "grade" not in names:
+        return (
+            f"grade the pairs: bixse grade --pairs {shlex.quote(str(path))} --judge JUDGE; or name the column with the "
+            f"grade: bixse convert table {shlex.quote(str(path))} --columns grade=NAME --scale LOW HIGH"
+        )
     return (
         f"rename or add it, or say what the columns are: bixse convert table {shlex.quote(str(path))} --columns "
         "query=NAME document=NAME grade=NAME --scale LOW HIGH"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -27,9 +26,10 @@ from bixse.data.run import RUN_FILE
 from bixse.errors import InputError, first_fault
 from bixse.files.files import atomic_file, read_text, write_atomically
 from bixse.files.parquet import checked_file, open_table, reading, table_writer
-from bixse.search.exact import TopK, home_of, search_device
 
 if TYPE_CHECKING:
+    import torch
+
     from bixse.search.search_collection import Match
 
 FILES = "files-"
@@ -190,6 +190,8 @@ class IndexFiles:
 
         Every search is exact. Without `texts` the documents are empty.
         """
+        from bixse.search.exact import TopK, search_device  # not at the top: it imports torch
+
         home = self._home if self._home != "cpu" else search_device(len(queries), self.manifest.documents)
         best = TopK(queries, top, home)
         for shard in self.manifest.shards:
@@ -218,6 +220,8 @@ class IndexFiles:
 
     def embeddings(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return the embeddings of rows from `start` to `stop`."""
+        import torch
+
         rows = self.manifest.rows
         shards = range(start // rows, -(-stop // rows))
         parts = [self._shard(shard)[max(0, start - shard * rows) : stop - shard * rows] for shard in shards]
@@ -229,10 +233,14 @@ class IndexFiles:
 
     @cached_property
     def _home(self) -> str:
+        from bixse.search.exact import home_of
+
         return home_of(4 * self.manifest.documents * self.manifest.encoder.dimensions)
 
     def _mapped(self, shard: int) -> tuple[torch.Tensor, str]:
         """Return the memory-mapped (n, D) embeddings of a shard, and their SHA-256 as written."""
+        import torch
+
         path, manifest = embeddings_file(self.folder, shard), self.manifest
         shape = (min(manifest.rows, manifest.documents - shard * manifest.rows), manifest.encoder.dimensions)
         try:

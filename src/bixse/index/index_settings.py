@@ -9,7 +9,7 @@ from pydantic import Field
 
 from bixse.engine import EngineSettings
 from bixse.search.retrieval_settings import EncodingSettings
-from bixse.settings import Flag
+from bixse.settings import Flag, Reads
 
 
 class IndexSettings(EncodingSettings, EngineSettings):
@@ -20,9 +20,9 @@ class IndexSettings(EncodingSettings, EngineSettings):
         1
     """
 
-    model: Annotated[str, Flag(metavar="MODEL", positional=True)]
+    model: Annotated[str, Flag(metavar="MODEL", positional=True), Reads("model")]
     """Model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
-    collection: Annotated[Path, Flag(metavar="DIR")]
+    collection: Annotated[Path, Flag(metavar="DIR"), Reads("corpus")]
     """Folder with corpus.jsonl, or the file itself."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
     """Maximum number of tokens read per text; null is the limit of the model."""

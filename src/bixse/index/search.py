@@ -14,7 +14,8 @@ from bixse.encoders.lengths import warn_of_counts
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, ModelError, shorten
-from bixse.evaluation.systems import System, without_self
+from bixse.evaluation.block_search import without_self
+from bixse.evaluation.systems import System
 from bixse.index.index_files import EncoderIdentity, IndexFiles, Manifest
 from bixse.index.vector_store import VectorStore, is_stored, open_stored
 from bixse.search.search_collection import Hit, checked_limits, hits_of, probable

@@ -17,7 +17,7 @@ from bixse.judging.judge import AnyJudge, Grade, Question
 from bixse.judging.judges.function_judge import FunctionJudge
 from bixse.judging.rubrics import Rubric, load_rubric
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
-from bixse.settings import Flag, Settings
+from bixse.settings import Flag, Reads, Settings
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pair
@@ -187,7 +187,7 @@ class JudgeConfig(Settings):
 class GradeConfig(JudgeConfig):
     """Settings of `bixse grade`."""
 
-    pairs: Annotated[Path | None, Flag(metavar="PATH")] = None
+    pairs: Annotated[Path | None, Flag(metavar="PATH"), Reads("pairs")] = None
     """Pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them, or a
     folder of .parquet."""
     ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
@@ -208,7 +208,7 @@ class GradeConfig(JudgeConfig):
 class RankConfig(JudgeConfig):
     """Settings of `bixse grade rank`."""
 
-    collection: Annotated[Path, Flag(metavar="DIR")]
+    collection: Annotated[Path, Flag(metavar="DIR"), Reads("collection")]
     """Folder with corpus.jsonl, queries.jsonl and qrels."""
     split: str = "test"
     """Split (qrels/NAME.tsv) whose queries are ranked and scored."""

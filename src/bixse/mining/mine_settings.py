@@ -19,7 +19,7 @@ from bixse.data.trec import read_qrels
 from bixse.errors import SEEDS, InputError, shorten
 from bixse.mining.candidates import Strategy
 from bixse.search.retrieval_settings import EncodingSettings
-from bixse.settings import Flag
+from bixse.settings import Flag, Reads
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pairs
@@ -35,19 +35,19 @@ class MineConfig(EncodingSettings):
 
     renamed: ClassVar = {"retriever": "write retrievers"}
 
-    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
+    collection: Annotated[Path | None, Flag(metavar="DIR"), Reads("collection")] = None
     """Folder with corpus.jsonl, queries.jsonl and perhaps qrels. The files `corpus` and `queries` can replace it."""
-    corpus: Annotated[Path | None, Flag(metavar="FILE")] = None
+    corpus: Annotated[Path | None, Flag(metavar="FILE"), Reads("corpus")] = None
     """File of the documents, one JSON {_id, title, text} per line."""
-    queries: Annotated[Path | None, Flag(metavar="FILE")] = None
+    queries: Annotated[Path | None, Flag(metavar="FILE"), Reads("queries")] = None
     """File of the queries, one JSON {_id, text} per line."""
     split: str | None = None
     """Split of the collection whose judged queries are mined; null takes all queries."""
     max_queries: int | None = Field(default=None, ge=1)
     """Maximum number of queries, drawn at random; null takes all queries."""
-    known: Annotated[Path | None, Flag(metavar="FILE")] = None
+    known: Annotated[Path | None, Flag(metavar="FILE"), Reads("graded")] = None
     """File of graded pairs. No pair in it is mined again, whatever its grade; null leaves out none."""
-    retrievers: Annotated[tuple[str, ...], Flag(name="retriever")] = ("bm25",)
+    retrievers: Annotated[tuple[str, ...], Flag(name="retriever"), Reads("system")] = ("bm25",)
     """bm25 (the default), demo, a model folder, a hub name, or the folder of an index of the corpus; one or several.
     """
     strategy: Strategy = "spread"

@@ -29,8 +29,6 @@ _TIED_ROWS = 64  # rows whose scores are all sorted at once, which takes 40 byte
 _INDEX_BITS = 32
 """Low bits of a sort key that hold the document's position."""
 _NO_KEY = -(1 << 63)  # below the key of every score
-DEPTH = 100
-"""Default number of documents retrieved per query."""
 
 
 def exact_search(

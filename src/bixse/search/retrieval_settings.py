@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from bixse.encoders.loading.precision import Setting
 from bixse.errors import InputError
-from bixse.settings import Flag, Settings
+from bixse.settings import Flag, Reads, Settings
 
 STDIN = "-"
 """Value of `queries` for queries that are typed or piped."""
@@ -36,7 +36,7 @@ class SearchSettings(EncodingSettings):
         10
     """
 
-    model: Annotated[str, Flag(metavar="INDEX|MODEL", positional=True)]
+    model: Annotated[str, Flag(metavar="INDEX|MODEL", positional=True), Reads("index")]
     """An index: its folder, or lancedb:PATH/TABLE or qdrant:URL/COLLECTION that `bixse index` wrote to. With
     --collection, a model: its folder, its Hugging Face name, or demo (the small model of bixse[demo])."""
     query: Annotated[str | None, Flag(metavar="QUERY", positional=True)] = None
@@ -54,7 +54,7 @@ class SearchSettings(EncodingSettings):
     """File of queries for an index (columns _id and text, or one query per line); - reads standard input."""
     exact: bool = False
     """Score every document of a vector database, without its approximate index."""
-    model_at: str | None = None
+    model_at: Annotated[str | None, Reads("model")] = None
     """Folder or name of an index's model, if the model has moved since indexing."""
 
     @model_validator(mode="after")

@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 
 from bixse.data.collection import Collection, Document, load_corpus, warn_of_empty
 from bixse.data.collection import read_queries as queries_of_table
-from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import is_unicode
 from bixse.files.rows import kind_of, text_lines
-from bixse.search.exact import DEPTH, exact_search, to_run
-from bixse.search.store import EmbeddingStore, encode_corpus
+from bixse.relevance import DEPTH
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -135,13 +133,13 @@ def plain_hits(hits: Iterable[Hit]) -> list[dict[str, Any]]:
 
 
 def hit_lines(hits: Iterable[Hit]) -> list[str]:
-    """Format hits for a terminal: rank, probability (or cosine), title, and the start of the text."""
+    """Format hits for a terminal: rank, probability (or cosine), id, title, and the start of the text."""
     lines = []
     for rank, hit in enumerate(hits, start=1):
         figure = f"cos={hit.cosine:.2f}" if hit.probability is None else f"p={hit.probability:.2f}"
-        title = " ".join((hit.title or hit.document_id).split())
+        heading = f"{hit.document_id}  {' '.join(hit.title.split())}".rstrip()
         text = " ".join(hit.text.split())
-        lines.append(f"{rank:>3}. {figure}  {title}\n     {text if len(text) <= 100 else text[:97] + '...'}")
+        lines.append(f"{rank:>3}. {figure}  {heading}\n     {text if len(text) <= 100 else text[:97] + '...'}")
     return lines or ["no document reaches the threshold"]
 
 
@@ -176,6 +174,10 @@ def search_collection(
             for hit in search_collection("demo", "my-collection", "copy a folder", top=3).hits:
                 hit.document_id, hit.cosine, hit.title
     """
+    from bixse.encoders.encode import encode_texts  # here and below: a wrong query or path needs no torch
+    from bixse.search.exact import exact_search
+    from bixse.search.store import EmbeddingStore, encode_corpus
+
     corpus = load_corpus(collection)
     encoder = build_encoder(model)
     use_task(encoder, task)
@@ -202,6 +204,8 @@ class EncodedCollection:
 
     def search(self, query_ids: Sequence[str], depth: int = DEPTH) -> dict[str, dict[str, float]]:
         """Return a run of the `depth` documents of highest cosine per query."""
+        from bixse.search.exact import exact_search, to_run
+
         rows = self._rows(self.query_ids, query_ids)
         return to_run(
             list(query_ids), list(self.document_ids), *exact_search(self.queries[rows], self.documents, depth)
@@ -228,6 +232,9 @@ def encode_collection(
     cache: str | Path | None = None,
 ) -> EncodedCollection:
     """Embed every document of a collection (see `encode_corpus`) and the named queries."""
+    from bixse.encoders.encode import encode_texts
+    from bixse.search.store import EmbeddingStore, encode_corpus
+
     return EncodedCollection(
         document_ids=list(collection.corpus),
         documents=encode_corpus(EmbeddingStore(model, cache), collection.corpus, progress),

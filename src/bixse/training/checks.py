@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +12,10 @@ import numpy as np
 
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.lengths import KINDS
-from bixse.errors import DivergedError, InputError
+from bixse.encoders.lengths import KINDS, sampled
+from bixse.errors import DivergedError, InputError, StorageError
+from bixse.progress import size
+from bixse.training.config import CHECKPOINT_FOLDER
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.loop.batches import prompts_of
 from bixse.training.loop.trainer import FIX
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.relevance import Kind
+    from bixse.training.loop.trainer import GradedTrainer
 
 TEXTS_COMPARED = 32
 """Distinct queries, and distinct documents, whose embeddings are compared."""
@@ -32,6 +37,37 @@ LOSS_FACTOR = 10.0
 """The loss has exploded if its last value exceeds its first value times this factor."""
 FEWEST_LOSSES = 3
 """Minimum number of log entries whose median is the first or last loss: a tenth of all, at least 3, at most half."""
+
+
+def check_space(out: Path, trainer: GradedTrainer) -> None:
+    """Refuse, by a StorageError, a disk too small for the model and its checkpoints, or for the tokens of the texts."""
+    disks: dict[int, list[tuple[Path, int]]] = {}
+    for folder, number in _bytes_to_write(out, trainer).items():
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        disks.setdefault(existing.stat().st_dev, []).append((existing, number))
+    for entries in disks.values():
+        free, wanted = shutil.disk_usage(entries[0][0]).free, sum(number for _, number in entries)
+        if free < wanted:
+            raise StorageError(
+                f"{out}: got {size(free)} of free space in {entries[0][0]}; expected {size(wanted)} for checkpoints, "
+                "model and tokens; fix: free disk space, or choose another --out folder or BIXSE_CACHE_DIR"
+            )
+
+
+def _bytes_to_write(out: Path, trainer: GradedTrainer) -> dict[Path, int]:
+    parameters = list(trainer.loss.model.parameters())
+    weights = sum(part.numel() * part.element_size() for part in parameters)
+    moments = 8 * sum(part.numel() for part in parameters if part.requires_grad)  # two float32 numbers of Adam
+    written = sum(path.stat().st_size for path in (out / CHECKPOINT_FOLDER).rglob("*") if path.is_file())
+    # the third checkpoint is written before the first is deleted
+    needed = {out: max(0, weights + 3 * (weights + moments) - written)}
+    if trainer.token_cache is not None:
+        needed[trainer.token_cache] = 0
+        for kind in KINDS.values():
+            rows, number = sampled(trainer.pairs.distinct(kind).tolist())
+            letters = sum(map(len, trainer.pairs.texts(kind, rows)))
+            needed[trainer.token_cache] += letters * number // len(rows)  # a token has four letters, and four bytes
+    return needed
 
 
 def check_pairs(where: object, word: str, loss: GradedLoss, pairs: Pairs, documents_per_query: int | None) -> list[str]:

@@ -13,7 +13,7 @@ from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.loading.standardise import Standardise
 from bixse.errors import SEEDS, ConfigError
 from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options, instead_of
-from bixse.settings import Flag, Settings, paths_in
+from bixse.settings import Flag, Reads, Settings, paths_in
 
 MODEL_FOLDER = "model"
 TUNED_FOLDER = "tuned"
@@ -131,7 +131,7 @@ class TrainConfig(Settings):
         "regrade": "leave it out: `bixse mine` with the tuned model finds likely false negatives for `bixse grade`",
     }
 
-    pairs: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
+    pairs: Annotated[Path | Annotated[tuple[Path, ...], Field(min_length=1)], Reads("training")]
     """File of graded pairs (.parquet, .jsonl, .csv, .tsv), or several files. With several files, the file name is the
     task of rows without a task column."""
     task_shares: dict[str, float] = Field(default_factory=dict)
@@ -139,13 +139,13 @@ class TrainConfig(Settings):
     instructions: Path | None = None
     """TOML file of task instructions, saved with the model. "paper" takes the instructions of the BiXSE paper. Null
     takes the model's own instructions, or else its prompts."""
-    dev: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
+    dev: Annotated[Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None, Reads("collection")] = None
     """Collection folder, or several, to select the checkpoint by mean graded nDCG@10. Null keeps the last one."""
     dev_split: str = "dev"
     """Split of the dev collections."""
     dev_candidates: int = Field(default=30, ge=1)
     """BM25 candidates per dev query, ranked together with the judged documents, which alone are too easy."""
-    guard: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
+    guard: Annotated[Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None, Reads("collection")] = None
     """Collection folder, or several, that must not get worse: the merge weight is chosen to protect them."""
     guard_split: str | tuple[str, ...] = "test"
     """Split of the guard collections, or one split per collection."""
@@ -157,7 +157,7 @@ class TrainConfig(Settings):
     """Merge the tuned weights with the weights of the base model. Null keeps the tuned weights."""
     min_relevant_grade: float = Field(default=1.0, gt=0)
     """Lowest relevant grade, on the scale of the grades, for recall and MRR on dev."""
-    model: str = "demo"
+    model: Annotated[str, Reads("model")] = "demo"
     """Folder or hub name of the encoder. "demo" is the small model of the extra `bixse[demo]`. "static:NAME" makes a
     static encoder of the token embeddings of a model, which trains in seconds."""
     max_length: int | None = Field(default=None, ge=4)
@@ -292,15 +292,15 @@ class MergeModelsConfig(Settings):
         0.01
     """
 
-    models: Annotated[tuple[str, ...], Field(min_length=2), Flag(metavar="MODEL", positional=True)]
+    models: Annotated[tuple[str, ...], Field(min_length=2), Flag(metavar="MODEL", positional=True), Reads("model")]
     """Folders or hub names of two or more models of one architecture. With dev, the first is the base model."""
     weights: tuple[Weight, ...] | None = None
     """Share of each model; the shares add up to 1. Null chooses the share of the tuned models on dev."""
-    dev: tuple[Path, ...] = ()
+    dev: Annotated[tuple[Path, ...], Reads("collection")] = ()
     """Collection folders on which the share w of the tuned models is chosen."""
     dev_split: str = "dev"
     """Split of the dev collections."""
-    guard: tuple[Path, ...] = ()
+    guard: Annotated[tuple[Path, ...], Reads("collection")] = ()
     """Collection folders that must not get worse than the base model."""
     guard_split: str = "test"
     """Split of the guard collections."""
@@ -311,7 +311,7 @@ class MergeModelsConfig(Settings):
     documents: int | None = Field(default=SEARCHED, ge=1)
     """Number of documents per collection that are searched with each weight: all judged documents and the best hits of
     the base and the tuned model. Null searches the complete corpus."""
-    pairs: Path | None = None
+    pairs: Annotated[Path | None, Reads("graded")] = None
     """Graded pairs to fit scale and bias of the merged model. Null leaves the model without a relevance head."""
     max_length: int | None = Field(default=None, ge=4)
     """Maximum number of tokens per text. Null keeps the limit of the base model."""

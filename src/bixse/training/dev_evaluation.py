@@ -24,8 +24,8 @@ from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import QuerySet, Task, cut_collection
 from bixse.files.files import hash_files
 from bixse.files.values import normal_form
+from bixse.relevance import DEPTH
 from bixse.search.bm25 import BM25
-from bixse.search.exact import DEPTH
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

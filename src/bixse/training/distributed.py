@@ -17,7 +17,6 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import BixseError, InputError
 from bixse.files.files import alone_in, storage_errors
 from bixse.machine import launched_number
-from bixse.training.config import CHECKPOINT_FOLDER
 
 if TYPE_CHECKING:
     import torch
@@ -133,6 +132,8 @@ class RunGuard(ExitStack):
 
     def _clear_if_refused(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Remove the empty folders of a refused command."""
+        from bixse.training.config import CHECKPOINT_FOLDER  # not at the top: the command line imports this module
+
         # the trainer makes them before the checks end
         for folder in (self.out / CHECKPOINT_FOLDER, self.out) if isinstance(error, BixseError) else ():
             with suppress(OSError):

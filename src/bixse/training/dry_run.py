@@ -17,6 +17,7 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import no_library_bars
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
+from bixse.training.checks import check_space
 from bixse.training.distributed import world_size
 from bixse.training.inputs import open_training
 from bixse.training.setup import make_parts, make_trainer, steps_of
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from bixse.training.loop.trainer import GradedTrainer
 
 TIMED_STEPS = 5
+TIMED_SHARE = 20
+"""Steps of a run per timed step: a plan must not take longer than a tenth of the run."""
 TEXTS_TIMED = 128
 
 
@@ -49,6 +52,8 @@ class TrainPlan:
     """Disk for the tokens of all texts; 0 if the model tokenises every batch anew."""
     seconds_per_text: float
     warnings: list[str]
+    took: float = 0.0
+    """Seconds that the plan itself took."""
 
     @property
     def seconds(self) -> float:
@@ -69,8 +74,10 @@ def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
     """
     if world_size() > 1:
         raise InputError(f"--dry-run: got {world_size()} processes; expected one; fix: start it without the launcher")
+    started = time.perf_counter()
     with use_precision(config.precision):
-        return _plan(config.resolved(), out)
+        plan = _plan(config.resolved(), out)
+    return replace(plan, took=time.perf_counter() - started)
 
 
 def _plan(config: TrainConfig, out: Path) -> TrainPlan:
@@ -81,6 +88,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     documents = pairs.distinct("document")
     with tempfile.TemporaryDirectory(prefix="bixse-dry-run-") as scratch, no_library_bars():
         trainer = make_trainer(short, Path(scratch), inputs, replace(parts, evaluator=None))
+        check_space(out, trainer)
         trainer.token_cache = None  # no file is left behind
         steps, _, every = steps_of(config, len(trainer.get_train_dataloader()))
         evaluations = 1 + -(-steps // every) if evaluator is not None else 0
@@ -93,7 +101,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         started = time.perf_counter()
         encode_texts(model, sample, "document")
         seconds_per_text = (time.perf_counter() - started) / len(sample)
-        seconds_per_step = _seconds_per_step(trainer)
+        seconds_per_step = _seconds_per_step(trainer, max(1, min(TIMED_STEPS, steps // TIMED_SHARE)))
         peak, free = _memory(model.device)
     return TrainPlan(
         pairs=len(pairs),
@@ -111,13 +119,13 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     )
 
 
-def _seconds_per_step(trainer: GradedTrainer) -> float:
-    """Return the seconds per step, batch loading and optimizer included; nothing is saved."""
+def _seconds_per_step(trainer: GradedTrainer, timed: int) -> float:
+    """Return the seconds per step over `timed` steps, batch loading and optimizer included; nothing is saved."""
     trainer.args.save_strategy = SaveStrategy.NO
     trainer.args.max_steps = 1
     trainer.train()  # warms up
-    trainer.args.max_steps = TIMED_STEPS
-    return float(trainer.train().metrics["train_runtime"]) / TIMED_STEPS
+    trainer.args.max_steps = timed
+    return float(trainer.train().metrics["train_runtime"]) / timed
 
 
 def _memory(device: torch.device) -> tuple[int, int]:

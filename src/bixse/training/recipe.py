@@ -21,7 +21,7 @@ from bixse.errors import InputError, InterruptedRunError, TrainingError
 from bixse.files.files import work_folders
 from bixse.losses.relevance_head import trained_head
 from bixse.report.table import Cell, Table
-from bixse.training.checks import check_learned, embedding_spreads, warn_of_no_gain
+from bixse.training.checks import check_learned, check_space, embedding_spreads, warn_of_no_gain
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.distributed import RunGuard, any_process, check_agreement, is_main_process
@@ -181,6 +181,7 @@ def train_into(config: TrainConfig, out: Path, progress: bool = True, title: str
         parts = guard.together(make_parts, config, inputs)
         guard.begin_writing()
         trainer = guard.together(make_trainer, config, out, inputs, parts, title if progress else None)
+        guard.together(check_space, out, trainer)
         base = guard.together(weights_to_merge_with, config, trainer)
         guard.lock(record)
         warnings = parts.warnings + _run_trainer(trainer, out, guard, then_merge=base is not None)

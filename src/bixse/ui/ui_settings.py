@@ -9,7 +9,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from bixse.judging.grade_settings import NamedRubric
-from bixse.settings import Flag, Settings
+from bixse.settings import Flag, Reads, Settings
 
 SEED = 0  # seed of all draws; that of `bixse calibrate` and `bixse grade audit`, so that figures are equal
 
@@ -19,7 +19,7 @@ class UiSettings(Settings):
 
     run: Annotated[Path, Flag(metavar="RUN_FOLDER", positional=True)]
     """Output folder of `bixse grade`, or any folder with pairs or runs."""
-    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
+    pairs: Annotated[Path | None, Flag(metavar="FILE"), Reads("pairs")] = None
     """File of the graded pairs with their texts. Null: pairs.parquet of the folder, which has graded pairs only."""
     labels: Annotated[Path | None, Flag(metavar="FILE")] = None
     """File of people's labels, one line per event; lines are only appended. Null: labels.jsonl in the folder."""
@@ -31,14 +31,14 @@ class UiSettings(Settings):
     """Number of pairs to label, drawn with known probabilities."""
     overlap: Annotated[float, Field(ge=0, le=1), Flag(metavar="SHARE")] = 0.1
     """Share of the pairs that everybody labels, from 0 to 1. Every other pair is labelled by one person."""
-    systems: Annotated[tuple[str, ...], Flag(metavar="SYSTEM")] = ()
+    systems: Annotated[tuple[str, ...], Flag(metavar="SYSTEM"), Reads("system")] = ()
     """Two systems to compare, the second against the first. Each is a model, an index folder, bm25, a TREC run, or an
     output folder of `bixse evaluate`. Default: no comparison."""
-    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
+    collection: Annotated[Path | None, Flag(metavar="DIR"), Reads("collection")] = None
     """Folder with the corpus.jsonl, queries.jsonl and qrels that the systems search. An index needs none."""
     split: str = "test"
     """Split of the collection whose queries and judgements are used."""
-    held_out: Annotated[Path | None, Flag(metavar="FILE")] = None
+    held_out: Annotated[Path | None, Flag(metavar="FILE"), Reads("graded")] = None
     """File of graded pairs, as for `bixse calibrate --pairs`, to measure precision, recall and calibration of the
     systems. Null: no measures."""
     host: str = "127.0.0.1"

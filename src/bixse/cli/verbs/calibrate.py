@@ -11,6 +11,7 @@ from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Out
 if TYPE_CHECKING:
     from bixse.calibration.calibrate_files import CalibrateResult
     from bixse.calibration.calibrate_head import OperatingPoint
+    from bixse.encoders.head import RelevanceHead
     from bixse.report.table import Cell
     from bixse.results import CalibrationReport
 
@@ -37,7 +38,7 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
         "negatives": result.negatives,
         "precision": result.precision,
     }
-    text = _text(result, settings.prior)
+    text = _text(result, settings)
     if result.refused:
         why = f"refused, nothing is written: {result.check.finding}; fix: {result.check.fix}"
         return CommandResult(text, metrics, warnings=result.warnings(), errors=[why], exit_code=1)
@@ -45,23 +46,27 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
     return CommandResult(text, metrics, result.artifacts, warnings)
 
 
-def _text(result: CalibrateResult, prior: float | None) -> str:
+def _text(result: CalibrateResult, settings: CalibrateSettings) -> str:
     from bixse.report.table import format_interval, format_table
 
     after = result.check.calibrated
+    prior, of_scores = settings.prior, settings.scores is not None
     weighted = f", weighted to a mean relevance of {prior:g}" if prior is not None else ""
     figures = [[name, *_figures(report)] for name, report in result.check.reports.items()]
     curve: list[list[Cell]] = [[b.predicted, b.observed, format_interval(b.low, b.high), b.count] for b in after.curve]
     held_out = f"{after.pairs} pairs of {after.queries} held-out queries"
     cuts = [[f"{cut.probability:.4g}", f"{cut.cosine:.4f}", f"{cut.precision or '–'}"] for cut in result.cuts]
+    table = format_table(cuts, ["probability", f"cut at {'score' if of_scores else 'cosine'}", "of precision"])
+    thresholds = ["\n".join(_point_line(point, result.head if of_scores else None) for point in result.points)]
+    thresholds += [table] if cuts else []
     parts = [
+        *(thresholds if of_scores else []),  # first, as the cut is what scores are calibrated for
         result.pairs if result.negatives else "",
         "" if result.check.auc is None else f"{result.check.auc} of one threshold for all queries",
         format_table(figures, ["held-out half", "Brier", "95 % interval", "ECE", "95 % interval", "constant's Brier"]),
         f"reliability of the calibrated probabilities on {held_out}{weighted}",
         format_table(curve, ["predicted", "observed", "95 % interval", "pairs"]),
-        "\n".join(map(_point_line, result.points)),
-        format_table(cuts, ["probability", "cut at cosine", "of precision"]) if cuts else "",
+        *([] if of_scores else thresholds),
         _saved_line(result),
         f"precision: {result.precision}" if result.precision else "",
     ]
@@ -89,12 +94,16 @@ def _figures(report: CalibrationReport) -> list[str]:
     return [brier, ends[0], ece, ends[1], constant]
 
 
-def _point_line(point: OperatingPoint) -> str:
+def _point_line(point: OperatingPoint, head: RelevanceHead | None) -> str:
+    """Describe a threshold; with the head of scores, by the score that has its probability."""
     from bixse.report.table import format_interval
 
     reached = "from" if point.is_reached else "not reachable; best is"
+    cut = f"probability {point.threshold:.4g}"
+    if head is not None and 0 < point.threshold < 1:
+        cut = f"score {head.cosine_at(point.threshold):.4f}"
     return (
-        f"precision {point.wanted:g}: {reached} probability {point.threshold:.4g}{' on' * point.is_reached} "
+        f"precision {point.wanted:g}: {reached} {cut}{' on' * point.is_reached} "
         f"(precision {point.precision:.3f} {format_interval(*point.interval or (None, None))}, "
         f"recall {point.recall:.3f}, {point.pairs} pairs of {point.queries} queries)"
     )

@@ -15,7 +15,7 @@ from bixse.errors import InputError
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
 from bixse.results import LOCAL
 from bixse.search.retrieval_settings import EncodingSettings
-from bixse.settings import Flag
+from bixse.settings import Flag, Reads
 
 if TYPE_CHECKING:
     from bixse.evaluation.systems import System
@@ -37,13 +37,13 @@ class EvaluateSettings(EncodingSettings):
         'test'
     """
 
-    model: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="MODEL", positional=True)]
+    model: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="MODEL", positional=True), Reads("system")]
     """Model folder, Hugging Face name, demo (the small model of bixse[demo]), bm25, a run file (.trec, .run), or an
     index of the collection (its folder, lancedb:PATH/TABLE or qdrant:URL/COLLECTION). Several models are compared."""
     suite: str = LOCAL
     """local (one collection), or the name of a suite: beir, beir-short, nanobeir, trec-dl, trec-dl-rerank, mteb-eng-v2,
     mteb-multilingual-v1, mteb-multilingual-v2."""
-    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
+    collection: Annotated[Path | None, Flag(metavar="DIR"), Reads("collection")] = None
     """Folder with corpus.jsonl, queries.jsonl and qrels, for suite local."""
     split: str = "test"
     """Split of the collection: NAME of qrels/NAME.tsv."""
@@ -53,7 +53,7 @@ class EvaluateSettings(EncodingSettings):
     """Maximum number of tokens per text. The default is the limit of the model."""
     dimensions: Annotated[tuple[int, ...] | None, Flag(metavar="D")] = None
     """Cut the embeddings of each model to these numbers of dimensions, and compare them. The default does not cut."""
-    rerank: Annotated[Path | None, Flag(metavar="DIR")] = None
+    rerank: Annotated[Path | None, Flag(metavar="DIR"), Reads("model")] = None
     """Folder of a reranker, or of a late-interaction or sparse encoder. Each model is evaluated as it is, and with its
     best documents reranked. max_length limits the model; the reranker reads as many tokens as in its training."""
     rerank_depth: int = Field(default=RERANK_DEPTH, ge=1)
@@ -64,7 +64,7 @@ class EvaluateSettings(EncodingSettings):
     missing_documents: MissingDocuments = "refuse"
     """Treatment of judgements whose document the corpus lacks, and of run files of which most queries or documents are
     not in the collection: refuse them, or count them and score the rest."""
-    grades: Annotated[Path | None, Flag(metavar="FILE")] = None
+    grades: Annotated[Path | None, Flag(metavar="FILE"), Reads("judgements")] = None
     """A judge's grades of all pairs, for run files and --human (pairs.parquet, judgements.parquet or qrels)."""
     human: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Labels of people for a sample of these pairs (a table with a column probability, or qrels)."""

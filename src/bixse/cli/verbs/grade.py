@@ -40,7 +40,10 @@ def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
     if result.waiting:
         waiting = waits(result.waiting, warnings, **metrics)
         return replace(waiting, text=f"{waiting.text}\n\n{text}", artifacts=artifacts)
-    return CommandResult(text, metrics, artifacts, warnings, exit_code=0 if result.complete else 3)
+    summary, most = result.summary, config.max_pairs
+    as_asked = most is not None and summary.asked == most * config.questions_per_pair
+    done = result.complete or (as_asked and summary.graded == summary.pairs)
+    return CommandResult(text, metrics, artifacts, warnings, exit_code=0 if done else 3)
 
 
 def _next_commands(config: GradeConfig, out: Path, artifacts: Mapping[str, str]) -> str:

@@ -78,7 +78,7 @@ def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
                "source")}  # fmt: skip
     files = {**{name: name for name in result.files}, "record": "run.json"}
     artifacts = {name: str(out / file) for name, file in files.items()} if out is not None else {}
-    code = 3 if result.errors else 0
+    code = 3 if result.errors and not settings.skip_invalid else 0
     return CommandResult(_text(result, settings, out), metrics, artifacts, warnings, exit_code=code)
 
 

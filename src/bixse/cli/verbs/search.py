@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.cli.checks import check_model
 from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.errors import InputError, printable
 from bixse.search.retrieval_settings import STDIN, SearchSettings
@@ -22,6 +23,7 @@ LIMITS = {"top", "threshold", "at_precision"}
 
 def run(settings: SearchSettings, options: Options) -> CommandResult:
     """Answer one query or many."""
+    from bixse.data.collection import check_corpus_file
     from bixse.index.vector_store import is_stored
     from bixse.progress import progress_bar
     from bixse.search.search_collection import check_queries, hit_lines, plain_hits, search_collection
@@ -34,6 +36,9 @@ def run(settings: SearchSettings, options: Options) -> CommandResult:
         raise InputError("--out: got no index with --queries FILE; expected both; fix: add them, or leave --out out")
     if indexed:
         return _search_index(settings, options)
+    assert settings.collection is not None
+    check_corpus_file(settings.collection)
+    check_model(settings.model)
     chosen = settings.model_dump(include={"model", "collection", "query", "task", "cache", *LIMITS})
     answer = search_collection(**chosen, progress=progress_bar)
     return CommandResult("\n".join(hit_lines(answer.hits)), {"results": plain_hits(answer.hits)}, {}, answer.warnings)
@@ -41,13 +46,14 @@ def run(settings: SearchSettings, options: Options) -> CommandResult:
 
 def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
     from bixse.data.trec import write_run
-    from bixse.index.search import open_index
     from bixse.progress import progress_bar
     from bixse.search.search_collection import hit_lines, plain_hits, read_queries
 
     limits = settings.model_dump(include=LIMITS)
     many = settings.queries not in (None, STDIN)
     queries = read_queries(Path(settings.queries or "")) if many else {}
+    from bixse.index.search import open_index  # after the queries are read: it imports torch
+
     with open_index(settings.model, settings.model_at, settings.task, settings.exact) as index:
         if settings.query is not None:
             hits = index.search(settings.query, **limits)

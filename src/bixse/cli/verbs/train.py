@@ -59,6 +59,8 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         f"{plan.evaluations} evaluations on dev; {plan.texts:,} more texts to encode, "
         f"{1000 * plan.seconds_per_text:.1f} ms each)",
     ]
+    if plan.took > plan.seconds / 10:
+        lines.append(f"this plan took {duration(plan.took)}, more than a tenth of the run: train without it")
     lines.append("nothing was trained or written")
     metrics = {name: value for name, value in asdict(plan).items() if name != "warnings"}
     return CommandResult("\n".join(lines), {**metrics, "seconds": plan.seconds}, {}, plan.warnings)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from bixse.data.run import in_run
 from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE
 from bixse.encoders.loading.hub import MODEL_FILES, check_hub_name
 from bixse.encoders.loading.kinds import kind_of
@@ -175,7 +176,7 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
 
 def load_scorer(name_or_path: str | Path, device: str | None = None, dimensions: int | None = None) -> Any:
     """Load the encoder, or the model of another kind, of a name; the files of its folder say which it is."""
-    kind = "encoder" if str(name_or_path).startswith(STATIC) else kind_of(_resolve(name_or_path))
+    kind = "encoder" if str(name_or_path).startswith(STATIC) else kind_of(resolve_model(name_or_path))
     if kind == "encoder":
         return build_encoder(name_or_path, device=device, dimensions=dimensions)
     if dimensions is not None:
@@ -260,12 +261,12 @@ def model_folder(name_or_path: str | Path) -> Path:
             f"model {str(name_or_path)!r}: got no such folder; expected the folder of a model; fix: check the path, or "
             "download a model of the hub with `hf download NAME --local-dir DIR`"
         )
-    return Path(_resolve(name_or_path))
+    return Path(resolve_model(name_or_path))
 
 
 def _undamaged(name_or_path: str | Path) -> str:
     """Return the folder or hub name of a model; raises ModelError for a wrong path, or files unlike their hashes."""
-    source = str(_resolve(name_or_path))  # before the heavy imports, so that a wrong path is reported at once
+    source = str(resolve_model(name_or_path))  # before the heavy imports, so that a wrong path is reported at once
     if fault := damage(Path(source)):
         raise ModelError(
             f"model {source!r}: got {fault}; expected the files as they were saved (hashes: {HASHES_FILE}); "
@@ -274,7 +275,8 @@ def _undamaged(name_or_path: str | Path) -> str:
     return source
 
 
-def _resolve(name_or_path: str | Path) -> str | Path:
+def resolve_model(name_or_path: str | Path) -> str | Path:
+    """Return the folder or the hub name of a model; raises ModelError for any other name. torch is not imported."""
     if str(name_or_path) == "demo":
         return demo_model_path()
     if str(name_or_path) == "bm25":
@@ -282,13 +284,13 @@ def _resolve(name_or_path: str | Path) -> str | Path:
             "model 'bm25': got the word-matching baseline, which has no embeddings; expected an encoder; "
             "fix: name a model folder, a hub name or demo (only `bixse evaluate` takes bm25)"
         )
-    path = Path(name_or_path)
+    path = Path(in_run(str(name_or_path), "model"))
     if path.is_dir():
         if any((path / name).is_file() for name in MODEL_FILES):
             return path
         raise ModelError(
             f"model {str(path)!r}: got a folder without {' or '.join(MODEL_FILES)}; expected a saved model; fix: name "
-            "the folder that holds them (a run keeps its model in <out>/model)"
+            "the folder that holds them, or the --out folder of a finished `bixse train`"
         )
     if path.exists():
         raise ModelError(
@@ -317,7 +319,7 @@ def model_name(model: str | Path | SentenceTransformer, folder: Path) -> str:
             f"model: got {type(model).__name__}; expected a name, a folder or a SentenceTransformer; fix: give the "
             "model first and settings as keywords, as in bixse.train('demo', pairs, seed=1)"
         )
-    return str(model)
+    return in_run(str(model), "model")
 
 
 def model_hashes(model: str | Path) -> dict[str, str]:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from typing_extensions import TypeIs
 
 ModelKind: TypeAlias = Literal["encoder", "reranker", "late-interaction", "sparse"]
 """One vector per text, query and document read together, one vector per token, a sparse vector per text."""
@@ -30,6 +35,12 @@ def kind_of(source: str | Path) -> ModelKind:
     bare = str((config.get("architectures") or [""])[0])
     is_classifier = bare.endswith("ForSequenceClassification") and len(config.get("id2label") or ()) == 1
     return "reranker" if is_classifier else "encoder"
+
+
+def is_encoder(value: object) -> TypeIs[SentenceTransformer]:
+    """Return True for a `SentenceTransformer` in memory."""
+    library = sys.modules.get("sentence_transformers")  # its import takes seconds, and such a model has imported it
+    return library is not None and isinstance(value, library.SentenceTransformer)
 
 
 def _content(source: str | Path, name: str, kind: type) -> Any:

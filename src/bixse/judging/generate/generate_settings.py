@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from bixse.judging.grade_settings import Prices, ServerSettings
-from bixse.settings import Flag, Settings
+from bixse.settings import Flag, Reads, Settings
 
 if TYPE_CHECKING:
     from bixse.judging.judges.server_judge import ServerTextModel
@@ -34,7 +34,7 @@ class WriterSettings(ServerSettings):
 class GenerateConfig(Settings):
     """Settings of `bixse generate`: the queries, and the model that writes them."""
 
-    corpus: Annotated[Path, Flag(metavar="FILE")]
+    corpus: Annotated[Path, Flag(metavar="FILE"), Reads("corpus")]
     """JSONL file of documents: {_id, title, text}."""
     writer: Annotated[WriterSettings, Flag(flat=True)]
     """The model that writes queries, and the settings of its requests."""

@@ -45,6 +45,11 @@ class LocalModel:
         self._settings: dict[str, Any] = {"trust_remote_code": False}
         if file is not None:
             self._settings["gguf_file"] = file
+            if importlib.util.find_spec("gguf") is None:
+                raise ModelError(
+                    f"judge {str(name_or_path)!r}: got no package gguf; expected it for a .gguf file; fix: pip install "
+                    "'bixse[gguf]'"
+                )
         local = Path(self.source).is_dir()
         try:
             with quiet_loading():
