@@ -1,20 +1,27 @@
 import hashlib
 import json
 import shutil
+import tempfile
+import tracemalloc
 
+import pyarrow as pa
 import pytest
 
 from bixse.data import pydocs
 from bixse.data.collection import (
     Collection,
+    Corpus,
     Document,
     check_corpus,
     load_collection,
     load_corpus,
+    read_corpus,
     save_collection,
     warn_of_empty,
 )
-from bixse.errors import InputError, InvalidFileError
+from bixse.errors import InputError, InvalidFileError, StorageError
+from bixse.files import parquet
+from bixse.files.rows import FORMATS, write_rows
 from helpers.row_files import faults, jsonl
 
 CORPUS = [{"_id": "d1", "title": "copy", "text": "copies"}, {"_id": "d2", "title": "", "text": "moves"}]
@@ -124,6 +131,63 @@ def test_queries_that_stand_in_a_relevant_document_are_counted(tmp_path, query, 
     folder = make(tmp_path, corpus, [{"_id": "q1", "text": query}], HEADER + f"q1\td1\t{grade}\nq1\tother\t1\n")
     check = check_corpus(folder / "corpus.jsonl", {"q1": {"d1": grade, "other": 1}}, queries={"q1": query, "q2": query})
     assert check.quoted == ({"q1"} if quoted else set())
+
+
+ROWS = [{"_id": f"d{number}", "title": "é" if number % 3 else None, "text": "x" * number} for number in range(1, 3000)]
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The temporary folder, for files of more than a few bytes."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(parquet, "BYTES_STREAMED", 1000)
+    return tmp_path / "temporary"
+
+
+def test_a_corpus_with_an_invalid_last_row_or_no_space_is_refused(tmp_path, temporary):
+    file = jsonl(tmp_path / "corpus.jsonl", *ROWS, {"_id": "d1", "text": "again"}, {"_id": "x", "text": 3})
+    assert faults(Corpus, file) == [(3000, "_id"), (3001, "text")]
+    for path in (tmp_path / "none.jsonl", tmp_path, file.with_suffix(".xlsx")):
+        with pytest.raises(InputError):
+            Corpus(path)
+    temporary.rmdir()
+    temporary.write_text("no folder")
+    with pytest.raises(StorageError) as caught:
+        Corpus(jsonl(file, *ROWS))
+    assert "TMPDIR" in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [*FORMATS, ".jsonl.gz", ".tsv.gz"])
+def test_a_corpus_is_read_and_hashed_once_and_its_copy_leaves_no_file(tmp_path, temporary, cache_path, suffix):
+    file = tmp_path / f"corpus{suffix}"
+    write_rows(pa.Table.from_pylist(ROWS), file)
+    if suffix == ".jsonl":
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes() + b"\n \n")
+    content, documents = file.read_bytes(), read_corpus(file)
+    corpus = Corpus(file)
+    file.unlink()
+    assert corpus.hash == hashlib.sha256(content).hexdigest()
+    for _ in range(2):
+        assert list(corpus.items()) == list(documents.items())
+    assert not [*temporary.iterdir()] and not cache_path.exists()
+
+
+def test_the_texts_of_a_corpus_are_never_all_in_memory(tmp_path):
+    file = jsonl(
+        tmp_path / "corpus.jsonl", *({"_id": f"d{number}", "text": f"{number} " * 300} for number in range(9999))
+    )
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        corpus = Corpus(file)
+        size = sum(len(document.text) for _, document in corpus.items())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size > 14_000_000
+    assert peak < size / 2
+    assert pa.total_allocated_bytes() - before < size / 10
 
 
 def test_odd_collection_survives_writing_and_reading(tmp_path):

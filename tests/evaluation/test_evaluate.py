@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from bixse import EncoderSystem, Evaluation, collection_task, evaluate
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, Document, files_of_split, save_collection
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.systems import RUN_NAME, RunFileSystem, System
 from bixse.evaluation.tasks import QuerySet, Task
+from bixse.files.files import hash_files
 from bixse.search.retrieval_settings import EncodingSettings
 from helpers.toy import CORPUS, QUERIES, save_toy
 from helpers.toy import QRELS as TOY_QRELS
@@ -201,6 +202,24 @@ def test_documents_come_in_file_order_as_often_as_wanted_and_judged_queries_alon
     assert (task.name, task.count, judged.queries) == ("toy", 5, {"q2": QUERIES["q2"]})
     assert judged.qrels == {"q2": {"d3": 2.0}}
     assert "'e'" in task.warnings[0]
+
+
+def test_an_error_of_the_last_document_is_told_before_anything_is_encoded(folder, tiny_model, encoded, tmp_path):
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d4", "text": "again"}\n{"_id": "d5"}\n')
+    with pytest.raises(InvalidFileError) as caught:
+        evaluate(tiny_model, folder, tmp_path / "out")
+    assert [(error.row, error.column) for error in caught.value.errors] == [(5, "_id"), (6, "text")]
+    assert not encoded and not (tmp_path / "out").exists()
+
+
+def test_the_corpus_is_parsed_once(folder, tiny_model, tmp_path):
+    expected = evaluate(tiny_model, folder, tmp_path / "out")
+    task, hashes = collection_task(folder), hash_files(files_of_split(folder, "test"))
+    (folder / "corpus.jsonl").unlink()
+    assert task.inputs == hashes
+    assert evaluate(tiny_model, task).by_query == expected.by_query
+    assert evaluate("bm25", task).warnings == evaluate(tiny_model, task, tmp_path / "out").warnings
 
 
 def test_a_grade_of_0_as_the_lowest_relevant_one_and_a_corpus_without_texts_are_refused(folder, tmp_path):

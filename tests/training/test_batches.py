@@ -1,4 +1,8 @@
+import re
+import sys
+import threading
 from itertools import chain, islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,6 +10,7 @@ import torch
 from torch.nn.functional import normalize
 
 from bixse.data.graded_pairs import Pairs
+from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.embedding import embed_features, passes_by_length
@@ -270,3 +275,25 @@ def test_a_router_takes_the_route_of_each_column_and_every_route_is_shortened_an
     batch = whole_batch(trainer_of(router_model, tmp_path, train_max_length=4))
     assert (batch["query_input_ids"].shape[1], batch["document_input_ids"].shape[1]) == (4, 4)
     assert (query.max_seq_length, document.max_seq_length) == (32, 6)
+
+
+def test_a_pair_passes_the_functions_of_the_design_page_and_at_most_30(tiny_model, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
+    listed = page.partition("a graded pair passes these functions")[2].partition("Objects in memory")[0]
+    names = {name for name in re.findall(r"`([^`]+)`", listed) if "/" not in name}
+    assert 25 < len(names) <= 30
+    passed = set()
+
+    def see(frame, event, _):
+        if "bixse" in frame.f_code.co_filename:
+            passed.update((frame.f_code.co_name, frame.f_code.co_qualname))
+
+    save_graded_pairs(PAIRS, tmp_path / "pairs.jsonl")
+    sys.setprofile(see)
+    threading.setprofile(see)  # a thread makes the batches
+    try:
+        trainer_of(tiny_model, tmp_path, load_several([tmp_path / "pairs.jsonl"])).train()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert not names - passed

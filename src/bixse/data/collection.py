@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,10 +18,11 @@ from bixse.data.given import DOCUMENT_COLUMNS, QUERY_COLUMNS, check_by_id, check
 from bixse.data.joined import Twins, Unjoined, check_joined, unjoined_judgements, warn_of, without_relevant
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError
-from bixse.files.files import json_hash
-from bixse.files.rows import check_first_rows, other_form, read_blocks, write_rows
+from bixse.files.files import file_hash, json_hash
+from bixse.files.parquet import spool
+from bixse.files.rows import BLOCK_ROWS, check_first_rows, kind_of, other_form, read_blocks, write_rows
 from bixse.files.values import normal_form
-from bixse.relevance import MIN_RELEVANT_GRADE, Qrels
+from bixse.relevance import Qrels  # noqa: TC001 (the annotations of a public class)
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """The treatment of judgements that name a document which the corpus lacks."""
@@ -40,6 +43,37 @@ class Document(NamedTuple):
     def content(self) -> str:
         """Title and text as one string, which every system indexes and encodes (BEIR's convention)."""
         return f"{self.title} {self.text}".strip()
+
+
+class Corpus:
+    """The documents of a file, read, checked and hashed in one pass.
+
+    They are read again from a memory map, without parsing: a file without a name in the temporary folder (TMPDIR), if
+    they are more than 1 MB. Raise InvalidFileError for all invalid rows together.
+
+    Example:
+        >>> path = Path(tempfile.mkdtemp()) / "corpus.jsonl"
+        >>> _ = path.write_text('{"_id": "d1", "title": "shutil", "text": "copy a file"}')
+        >>> [(name, document.content) for name, document in Corpus(path).items()]
+        [('d1', 'shutil copy a file')]
+    """
+
+    def __init__(self, path: Path) -> None:
+        digest = hashlib.sha256()
+        schema = pa.schema(dict.fromkeys((column.name for column in DOCUMENT_COLUMNS), pa.string()))
+        blocks = read_blocks(path, DOCUMENT_COLUMNS, digest=digest)
+        batches = (pa.record_batch([*block.columns.values()], schema) for block in blocks)
+        self._copy = spool(batches, schema, Path(tempfile.gettempdir()))
+        is_parquet = path.is_dir() or kind_of(path) == ".parquet"
+        self.hash = file_hash(path) if is_parquet else digest.hexdigest()
+        """The SHA-256 of the bytes of the file."""
+
+    def items(self) -> Iterator[tuple[str, Document]]:
+        """Yield id and document in file order; they are never all in memory."""
+        for batch in self._copy.table.to_batches(BLOCK_ROWS):
+            for name, title, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                yield name, Document(title or "", text)
+            self._copy.release()
 
 
 @dataclass(frozen=True)
@@ -338,12 +372,12 @@ def check_corpus(
     qrels: Qrels,
     see: Callable[[str, Document], object] | None = None,
     queries: Mapping[str, str] | None = None,
-    corpus: Mapping[str, Document] | None = None,
+    corpus: Mapping[str, Document] | Corpus | None = None,
 ) -> CorpusCheck:
     """Read a corpus of any size once and find the judged documents; `see` is called for every document.
 
-    A `corpus` in memory is read instead of the file. With `queries`, each relevant document is searched for the words
-    of its own queries, and the corpus for its text.
+    A `corpus` that was read before is looked at instead of the file. With `queries`, each relevant document is searched
+    for the words of its own queries, and the corpus for its text.
     """
     check = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
     twins = None if queries is None else Twins(qrels)
@@ -434,22 +468,6 @@ def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
         )
 
 
-def warn_of_collection(
-    corpus: CorpusCheck,
-    queries: Mapping[str, str],
-    qrels: Qrels,
-    min_relevant_grade: float,
-    exclude_self: bool,
-) -> list[str]:
-    """Warn of documents without text, low grades, and queries that are documents."""
-    return [
-        *warn_of_empty(corpus.empty, corpus.count),
-        *_warn_of_grades(qrels, min_relevant_grade),
-        *_warn_of_self_matches(queries, corpus.named_as_queries, exclude_self),
-        *_warn_of_quoted(len(corpus.quoted), len(queries)),
-    ]
-
-
 def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
     """Return a warning that counts the documents without title and text, or no warning.
 
@@ -460,57 +478,6 @@ def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
     return [f"{len(empty)} of {count} documents have {shown}"] if empty else []
 
 
-def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:
-    grades = [grade for judged in qrels.values() for grade in judged.values() if grade > 0]
-    below = [grade for grade in grades if grade < lowest]
-    effect = "irrelevant for recall, MRR and MAP; nDCG uses every grade"
-    if below and len(below) == len(grades):
-        return [
-            f"no grade reaches the lowest relevant grade {lowest:g} (the highest is {max(grades):g}): all documents "
-            f"are {effect}; fix: --min-relevant-grade {max(grades):g} or lower"
-        ]
-    fractional = [grade for grade in below if grade != int(grade)]
-    if fractional and lowest == MIN_RELEVANT_GRADE:
-        return [
-            f"{len(fractional):,} of {len(grades):,} grades above 0 are fractions below the lowest relevant grade "
-            f"{lowest:g}: these documents are {effect}; fix: --min-relevant-grade GRADE if they are relevant"
-        ]
-    return []
-
-
-def _warn_of_self_matches(
-    queries: Mapping[str, str], named_as_queries: Mapping[str, Document], exclude_self: bool
-) -> list[str]:
-    """Warn of queries that are documents, or of documents that only share a query's id."""
-    both = {name: named_as_queries[name] for name in queries if name in named_as_queries}
-    same = [name for name, document in both.items() if _is_document(queries[name], document)]
-    others = [name for name in both if name not in set(same)]
-    if exclude_self and others:
-        return [
-            f"for {len(others):,} queries, --exclude-self removes a document that has the query's id but another text "
-            f"({others[0]!r}); fix: leave the flag out if ids are equal by accident"
-        ]
-    if exclude_self or not same:
-        return []
-    accident = f" ({len(others):,} others have the id of another text, and would lose a document)" if others else ""
-    return [
-        f"{len(same):,} queries are documents too, with the same id and the same text ({same[0]!r}), and will find "
-        f"themselves; fix: --exclude-self removes the document with the query's id from the answers{accident}"
-    ]
-
-
-def _warn_of_quoted(quoted: int, queries: int) -> list[str]:
-    warning = (
-        f"{quoted:,} of {queries:,} queries occur word for word in a relevant document: likely leakage, or queries "
-        "that ask for a known document; figures on them say little about other queries"
-    )
-    return [warning] if quoted else []
-
-
 def _words(text: str) -> str:
     """Return the words of a text between spaces, so that a phrase is found from word to word."""
     return f" {' '.join(WORD.findall(normal_form(text)))} "
-
-
-def _is_document(query: str, document: Document) -> bool:
-    return normal_form(query) in (normal_form(document.text), normal_form(document.content))

@@ -121,19 +121,22 @@ class Pairs:
             ['shutil.copy']
         """
         if isinstance(source, pa.Table):
-            spooled = Spool(checked(without_empty_columns(source)))
-        else:
-            batches = checked_batches(source)
-            first = next(batches, None)
-            if first is None:
-                return cls(Spool(pa.schema([SCHEMA.field(name) for name in REQUIRED_COLUMNS]).empty_table()))
-            spooled = spool(chain([first], batches), first.schema)
-            spooled = Spool(without_empty_columns(spooled.table), spooled.mapping)
+            return cls.from_checked(Spool(checked(without_empty_columns(source))))
+        batches = checked_batches(source)
+        first = next(batches, None)
+        if first is None:
+            return cls(Spool(pa.schema([SCHEMA.field(name) for name in REQUIRED_COLUMNS]).empty_table()))
+        return cls.from_checked(spool(chain([first], batches), first.schema))
+
+    @classmethod
+    def from_checked(cls, spooled: Spool, is_graded: bool = True) -> Pairs:
+        """Make pairs from a table in columns of `SCHEMA` whose values are valid; make missing ids from the texts."""
+        spooled = Spool(without_empty_columns(spooled.table), spooled.mapping)
         if needs_ids(spooled.table):
             blocks = spooled.table.to_batches(ROWS_PER_BLOCK)
             filled = (with_ids(pa.Table.from_batches([block])).combine_chunks().to_batches() for block in blocks)
             spooled = spool(chain.from_iterable(filled), spooled.table.schema)
-        return cls(spooled)
+        return cls(spooled, is_graded)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Pairs:

@@ -9,8 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from bixse.errors import InvalidFileError, shorten
 
 if TYPE_CHECKING:
@@ -154,12 +152,13 @@ class Twins:
 
     def count(self, qrels: Qrels, names: Callable[[], Iterator[str]]) -> Unjoined:
         """Count the twins of a split; `names` yields the ids of all documents again, which only twins need."""
-        alike = np.flatnonzero(np.isin(np.array(self._keys), np.array(list(self._key_of.values()), dtype=np.int64)))
+        keys = set(self._key_of.values())
+        alike = [row for row, key in enumerate(self._keys) if key in keys]
         twins: dict[str, None] = {}
-        if len(alike) > len(set(self._key_of.values())):
+        if len(alike) > len(keys):
             by_key: dict[int, list[str]] = {}
-            wanted = set(alike.tolist())
-            for row, name in enumerate(islice(names(), int(alike[-1]) + 1)):
+            wanted = set(alike)
+            for row, name in enumerate(islice(names(), alike[-1] + 1)):
                 if row in wanted:
                     by_key.setdefault(self._keys[row], []).append(name)
             for query, judged in qrels.items():

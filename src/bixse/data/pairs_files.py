@@ -17,7 +17,7 @@ from bixse.data.columns import SCHEMA, Column
 from bixse.data.graded_pairs import Pair, Pairs
 from bixse.data.run import in_run
 from bixse.errors import InputError, InvalidFileError, shorten
-from bixse.files.parquet import footer_hash, row_counts
+from bixse.files.parquet import footer_hash, row_counts, spool
 from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, read_rows, stem_of, write_rows
 from bixse.files.values import FileColumn
 
@@ -195,8 +195,16 @@ def save_graded_pairs(pairs: Pairs, path: str | Path) -> None:
 def _load(path: Path, columns: Sequence[FileColumn], chosen: range | None = None) -> Pairs:
     path = in_run(path, "graded")
     errors, rows = InvalidFileError(path), array("q")
-    pairs = Pairs.from_arrow(_batches(path, columns, errors, rows, chosen))
-    pairs.is_graded = columns is GRADED_COLUMNS
+    names = {"relevance"}.union(column.name for column in columns)
+    schema = pa.schema([field for field in SCHEMA if field.name in names])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for block in read_blocks(path, columns, errors, chosen):
+            rows.extend(block.rows)
+            yield pa.record_batch([block.columns.get(name, [0.0] * len(block)) for name in schema.names], schema)
+
+    # the reader has checked every value
+    pairs = Pairs.from_checked(spool(batches(), schema), columns is GRADED_COLUMNS)
     return _checked(pairs, errors, rows)
 
 
@@ -215,13 +223,3 @@ def _checked(pairs: Pairs, errors: InvalidFileError, rows: Sequence[int]) -> Pai
     errors.raise_any()
     once = first == np.arange(len(pairs))
     return pairs if once.all() else pairs.select(once)
-
-
-def _batches(
-    path: Path, columns: Sequence[FileColumn], errors: InvalidFileError, rows: array[int], chosen: range | None
-) -> Iterator[pa.RecordBatch]:
-    names = dict.fromkeys([*(column.name for column in columns), "relevance"])
-    schema = pa.schema([SCHEMA.field(name) for name in names])
-    for block in read_blocks(path, columns, errors, chosen):
-        rows.extend(block.rows)
-        yield pa.record_batch([block.columns.get(name, [0.0] * len(block)) for name in names], schema)

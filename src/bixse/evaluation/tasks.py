@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from bixse.data.collection import (
     Collection,
+    Corpus,
+    CorpusCheck,
+    Document,
     MissingDocuments,
     as_collection,
     check_corpus,
@@ -22,14 +25,14 @@ from bixse.data.collection import (
     files_of_split,
     judgements_of,
     read_queries,
-    stream_documents,
-    warn_of_collection,
+    warn_of_empty,
 )
 from bixse.data.joined import warn_of
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError
 from bixse.evaluation.metrics import check_min_relevant_grade
 from bixse.files.files import hash_files
+from bixse.files.values import normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE, Qrels
 
 CollectionSource: TypeAlias = "str | Path | Collection | tuple[Mapping[str, str], Mapping[str, Any], Qrels]"
@@ -89,7 +92,7 @@ def collection_task(
     min_relevant_grade: float = MIN_RELEVANT_GRADE,
     missing_documents: MissingDocuments = "refuse",
 ) -> Task:
-    """Return the judged queries of a split of a collection; the corpus of a folder is checked now and streamed later.
+    """Return the judged queries of a split of a collection; the corpus of a folder is read once, now.
 
     Args:
         collection: a folder with `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`, a `Collection`, or three
@@ -110,9 +113,10 @@ def collection_task(
     check_min_relevant_grade(min_relevant_grade)
     if isinstance(collection, str | Path):
         folder = Path(collection)
-        held, name, judgements = None, folder.resolve().name, judgements_of(folder, split)
+        name, judgements, files = folder.resolve().name, judgements_of(folder, split), files_of_split(folder, split)
         texts, qrels = read_queries(folder / "queries.jsonl"), read_qrels(judgements)
-        inputs = hash_files(files_of_split(folder, split))
+        documents: Corpus | Mapping[str, Document] = (read := Corpus(files.pop("corpus.jsonl")))
+        inputs = {"corpus.jsonl": read.hash, **hash_files(files)}
     else:
         held = as_collection(collection, split)
         if split not in held.qrels:
@@ -122,26 +126,21 @@ def collection_task(
             )
         name, folder, judgements = held.name, Path(), Path("qrels")
         texts, qrels = dict(held.queries), {name: dict(row) for name, row in held.qrels[split].items()}
-        inputs = {"collection": held.hash}
-    file = folder / "corpus.jsonl"
-    corpus = check_corpus(file, qrels, queries=texts, corpus=None if held is None else held.corpus)
+        documents, inputs = held.corpus, {"collection": held.hash}
+    corpus = check_corpus(folder / "corpus.jsonl", qrels, queries=texts, corpus=documents)
     judged, joined = check_qrels(judgements, qrels, texts, corpus.missing, missing_documents == "drop")
     joined += warn_of(judgements, *corpus.twins)
     queries = {query_id: texts[query_id] for query_id in judged}
     return Task(
         name,
-        lambda: ((name, each.content) for name, each in (held.corpus.items() if held else stream_documents(file))),
+        lambda: ((name, each.content) for name, each in documents.items()),
         corpus.count,
         (QuerySet(name, queries, judged),),
         exclude_self=exclude_self,
         min_relevant_grade=min_relevant_grade,
         inputs=inputs,
-        settings={
-            "collection": folder,
-            "split": split,
-            "missing_documents": missing_documents,
-        },
-        warnings=tuple(warn_of_collection(corpus, queries, judged, min_relevant_grade, exclude_self)),
+        settings={"collection": folder, "split": split, "missing_documents": missing_documents},
+        warnings=tuple(_warn_of_collection(corpus, queries, judged, min_relevant_grade, exclude_self)),
         joined=tuple(joined),
     )
 
@@ -176,3 +175,70 @@ def cut_collection(
     others = nsmallest(passages - len(judged), (name for name in corpus if name not in judged), key=rank)
     selected = judged.union(others)
     return Cut(tuple(name for name in qrels if name in chosen), tuple(name for name in corpus if name in selected))
+
+
+def _warn_of_collection(
+    corpus: CorpusCheck,
+    queries: Mapping[str, str],
+    qrels: Qrels,
+    min_relevant_grade: float,
+    exclude_self: bool,
+) -> list[str]:
+    """Warn of documents without text, low grades, and queries that are documents."""
+    return [
+        *warn_of_empty(corpus.empty, corpus.count),
+        *_warn_of_grades(qrels, min_relevant_grade),
+        *_warn_of_self_matches(queries, corpus.named_as_queries, exclude_self),
+        *_warn_of_quoted(len(corpus.quoted), len(queries)),
+    ]
+
+
+def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:
+    grades = [grade for judged in qrels.values() for grade in judged.values() if grade > 0]
+    below = [grade for grade in grades if grade < lowest]
+    effect = "irrelevant for recall, MRR and MAP; nDCG uses every grade"
+    if below and len(below) == len(grades):
+        return [
+            f"no grade reaches the lowest relevant grade {lowest:g} (the highest is {max(grades):g}): all documents "
+            f"are {effect}; fix: --min-relevant-grade {max(grades):g} or lower"
+        ]
+    fractional = [grade for grade in below if grade != int(grade)]
+    if fractional and lowest == MIN_RELEVANT_GRADE:
+        return [
+            f"{len(fractional):,} of {len(grades):,} grades above 0 are fractions below the lowest relevant grade "
+            f"{lowest:g}: these documents are {effect}; fix: --min-relevant-grade GRADE if they are relevant"
+        ]
+    return []
+
+
+def _warn_of_self_matches(
+    queries: Mapping[str, str], named_as_queries: Mapping[str, Document], exclude_self: bool
+) -> list[str]:
+    """Warn of queries that are documents, or of documents that only share a query's id."""
+    both = {name: named_as_queries[name] for name in queries if name in named_as_queries}
+    same = [name for name, document in both.items() if _is_document(queries[name], document)]
+    others = [name for name in both if name not in set(same)]
+    if exclude_self and others:
+        return [
+            f"for {len(others):,} queries, --exclude-self removes a document that has the query's id but another text "
+            f"({others[0]!r}); fix: leave the flag out if ids are equal by accident"
+        ]
+    if exclude_self or not same:
+        return []
+    accident = f" ({len(others):,} others have the id of another text, and would lose a document)" if others else ""
+    return [
+        f"{len(same):,} queries are documents too, with the same id and the same text ({same[0]!r}), and will find "
+        f"themselves; fix: --exclude-self removes the document with the query's id from the answers{accident}"
+    ]
+
+
+def _warn_of_quoted(quoted: int, queries: int) -> list[str]:
+    warning = (
+        f"{quoted:,} of {queries:,} queries occur word for word in a relevant document: likely leakage, or queries "
+        "that ask for a known document; figures on them say little about other queries"
+    )
+    return [warning] if quoted else []
+
+
+def _is_document(query: str, document: Document) -> bool:
+    return normal_form(query) in (normal_form(document.text), normal_form(document.content))

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, BinaryIO
 
 from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError, StorageError, shorten
@@ -179,10 +179,11 @@ def storage_errors(path: Path) -> Iterator[None]:
             raise
         reason, name = getattr(error, "strerror", None) or str(error), getattr(error, "filename", None)
         where = "" if name is None or Path(str(name)) == path else f" ({name})"
+        other = "TMPDIR" if path == Path(gettempdir()) else "--out folder"
         closed = number in (errno.EACCES, errno.EPERM, errno.EROFS)
         fix = "free disk space" if full else "make the folder writable" if closed else "check that the path is right"
         raise StorageError(
-            f"{path}: got {reason}{where}; expected to write there; fix: {fix} or choose another --out folder"
+            f"{path}: got {reason}{where}; expected to write there; fix: {fix} or choose another {other}"
         ) from error
 
 

@@ -25,6 +25,8 @@ BYTES_IN_MEMORY = 2**26
 """Maximum size of a table in memory."""
 BYTES_PER_BATCH = 2**23
 """Approximate bytes per record batch on disk: opening the file reads pages of every batch."""
+BYTES_STREAMED = 2**20
+"""The same, and the maximum size in memory, for a table that is only read from start to end."""
 ROWS_PER_BLOCK = 2**16
 
 
@@ -130,44 +132,44 @@ class Spool:
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Spool:
+def spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path | None = None) -> Spool:
     """Return record batches as one table: in memory up to 64 MB, else in a file that is deleted with the table.
 
     The file has no name. It is in the cache folder (`bixse.files.files`), or in the temporary folder if caching is off.
+    With a `folder` the file is there, for a table that is only read from start to end, and 1 MB is in memory.
     """
-    held: list[pa.RecordBatch] = []
-    size = 0
-    rest = iter(batches)
+    most, at_once = (BYTES_IN_MEMORY, BYTES_PER_BATCH) if folder is None else (BYTES_STREAMED, BYTES_STREAMED)
+    rest, held, size = iter(batches), list[pa.RecordBatch](), 0
     for batch in rest:
         held.append(batch)
         size += batch.nbytes
-        if size > BYTES_IN_MEMORY:
-            return _on_disk(held, rest, schema)
-    return Spool(pa.Table.from_batches(held, schema))
-
-
-def _on_disk(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch], schema: pa.Schema) -> Spool:
-    folder = cache_folder() or Path(tempfile.gettempdir())
+        if size > most:
+            break
+    else:
+        return Spool(pa.Table.from_batches(held, schema))
+    folder = folder or cache_folder() or Path(tempfile.gettempdir())
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             with pa.ipc.new_file(file, schema) as writer:
                 first = (held.pop(0) for _ in range(len(held)))  # each batch is freed once it is written
-                for table in _of_some_size(chain(first, rest)):
+                for table in _of_some_size(chain(first, rest), at_once):
                     writer.write_table(table)
             file.flush()
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return Spool(pa.ipc.open_file(pa.py_buffer(mapping)).read_all(), mapping)
+    spooled = Spool(pa.ipc.open_file(pa.py_buffer(mapping)).read_all(), mapping)
+    spooled.release()
+    return spooled
 
 
-def _of_some_size(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows in tables of about `BYTES_PER_BATCH`, each of one chunk."""
+def _of_some_size(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table]:
+    """Yield the rows in tables of about `least` bytes, each of one chunk."""
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         group.append(batch)
         size += batch.nbytes
-        if size >= BYTES_PER_BATCH:
+        if size >= least:
             yield pa.Table.from_batches(group).combine_chunks()
             group, size = [], 0
     if group:

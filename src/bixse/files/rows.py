@@ -12,7 +12,7 @@ from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import RepeatedKeyError, atomic_file, not_text, parse_json
 from bixse.files.parquet import open_table, row_batches, save_table
 from bixse.files.values import FileColumn, InvalidValueError, missing_column_hint
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
 """Suffixes of files of rows; all but Parquet may be followed by .gz."""
@@ -66,18 +69,20 @@ def read_blocks(
     errors: InvalidFileError | None = None,
     rows: range | None = None,
     table: Mapping[str, list[Any]] | None = None,
+    digest: Hash | None = None,
 ) -> Iterator[Block]:
     """Read a file, or a folder of Parquet files in the order of their names, in blocks; leave out invalid rows.
 
     If `errors` is None, all errors are raised at the end of the file. Otherwise they are added to `errors`, and the
     caller may add its own. `rows`, counted from 0, limits what is read from Parquet. The values of a `table` in memory
-    are read instead of the file, which names them in errors.
+    are read instead of the file, which names them in errors. At the end `digest` has seen every byte of a file that is
+    not Parquet.
     """
     path = Path(path)
     collected = errors if errors is not None else InvalidFileError(path)
     hashes: dict[str, list[NDArray[np.int64]]] = {column.name: [] for column in columns if column.unique}
     count = 0
-    for block in _checked_blocks(path, columns, collected, rows, table):
+    for block in _checked_blocks(path, columns, collected, rows, table, digest):
         count += len(block)
         for name, parts in hashes.items():
             parts.append(np.fromiter(map(hash, block.columns[name]), np.int64, len(block)))
@@ -212,12 +217,12 @@ def other_form(path: Path) -> tuple[str, str] | None:
     return str(files[0]), f'python -c "import pandas; {rows}{write}"'
 
 
-def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, int]]:
+def text_lines(path: Path, errors: InvalidFileError, digest: Hash | None = None) -> Iterator[tuple[int, str, int]]:
     """Yield line number from 1, text and bytes read for each line of a UTF-8 file (or .gz) that is not blank.
 
     Line ends and a byte order mark are dropped. A line that is too long or not UTF-8 is an error.
     """
-    with opened(path) as (file, raw):
+    with opened(path, digest) as (file, raw):
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
@@ -237,18 +242,29 @@ def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
                 yield number, text, raw.tell()
 
 
+class _HashedFile(io.FileIO):
+    """A file whose bytes are hashed as they are read."""
+
+    def __init__(self, path: Path, digest: Hash) -> None:
+        super().__init__(path)
+        self._digest = digest
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer) or 0
+        self._digest.update(memoryview(buffer)[:count])
+        return count
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+def opened(path: Path, digest: Hash | None = None) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Open a file of text: yield its unpacked bytes, and the file as it is on the disk."""
     files_of(path, ())
     try:
-        with path.open("rb") as raw:
-            packed = path.suffix.lower() == ".gz"
-            file = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else cast("BinaryIO", raw)
-            if (wrong := not_text(file.read(6))) is not None:
+        with io.BufferedReader(_HashedFile(path, digest)) if digest is not None else path.open("rb") as raw:
+            file = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+            if (wrong := not_text(file.peek(6)[:6])) is not None:  # to seek back would hash these bytes twice
                 raise InputError(f"{path}: {wrong}")
-            file.seek(0)
-            yield file, raw
+            yield cast("BinaryIO", file), cast("BinaryIO", raw)
     except (OSError, EOFError, zlib.error) as error:
         got = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise InputError(
@@ -262,6 +278,7 @@ def _checked_blocks(
     errors: InvalidFileError,
     rows: range | None,
     table: Mapping[str, list[Any]] | None,
+    digest: Hash | None = None,
 ) -> Iterator[Block]:
     if table is not None:
         chosen = _choose(path, list(table), columns, errors)
@@ -272,9 +289,8 @@ def _checked_blocks(
     if kind == ".parquet":
         blocks = _parquet_blocks(path, columns, errors, rows)
     else:
-        files_of(path, ())
         read = _json_rows if kind == ".jsonl" else _csv_rows
-        blocks = _in_blocks(read(path, columns, errors), columns)
+        blocks = _in_blocks(read(path, columns, errors, digest), columns)
     return (_checked(block, columns, errors) for block in blocks)
 
 
@@ -295,13 +311,23 @@ def _in_blocks(rows: Iterator[Row], columns: Sequence[FileColumn]) -> Iterator[B
     yield block()
 
 
-def _json_rows(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Row]:
+def _json_rows(
+    path: Path, columns: Sequence[FileColumn], errors: InvalidFileError, digest: Hash | None = None
+) -> Iterator[Row]:
     needed = {column.name for column in columns if column.needed}
     has_other_names = any(column.other_names for column in columns)
     looked_for = dict.fromkeys(name for column in columns for name in column.names)
-    for number, line, position in text_lines(path, errors):
-        row = json_object(number, line, errors)
-        if row is None:
+    for number, line, position in text_lines(path, errors, digest):
+        try:
+            row = parse_json(line)
+        except RepeatedKeyError as error:
+            errors.add(number, error.key, "the key twice", "each key once per object", "keep one of the two values")
+            continue
+        except (ValueError, RecursionError) as error:
+            errors.add(number, None, f"{shorten(line)} ({error})", "one JSON object per line", "correct the line")
+            continue
+        if not isinstance(row, dict):
+            errors.add(number, None, shorten(row), "a JSON object", "write {...} with its keys")
             continue
         errors.columns |= dict.fromkeys(row if len(errors.columns) < COLUMNS_NAMED else looked_for.keys() & row.keys())
         if has_other_names:
@@ -315,26 +341,12 @@ def _json_rows(path: Path, columns: Sequence[FileColumn], errors: InvalidFileErr
         yield number, row, len(line), position
 
 
-def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, Any] | None:
-    """Return the object of a line; otherwise, or for a repeated key, add an error and return None."""
-    try:
-        row = parse_json(line)
-    except RepeatedKeyError as error:
-        errors.add(number, error.key, "the key twice", "each key once per object", "keep one of the two values")
-        return None
-    except (ValueError, RecursionError) as error:
-        errors.add(number, None, f"{shorten(line)} ({error})", "one JSON object per line", "correct the line")
-        return None
-    if not isinstance(row, dict):
-        errors.add(number, None, shorten(row), "a JSON object", "write {...} with its keys")
-        return None
-    return row
-
-
-def _csv_rows(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Row]:
+def _csv_rows(
+    path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError, digest: Hash | None = None
+) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)  # the default of 128 KiB is shorter than some documents
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
-    with opened(path) as (file, raw):
+    with opened(path, digest) as (file, raw):
         # invalid UTF-8 becomes halves of surrogate pairs, so that the check of texts reports the row
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         reader = csv.reader(_csv_lines(text), delimiter=delimiter, strict=True)

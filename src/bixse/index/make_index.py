@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.data.collection import Document, check_corpus, stream_documents, warn_of_empty
+from bixse.data.collection import Corpus, check_corpus, warn_of_empty
 from bixse.data.run import Run
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.engine import Engine, Job
 from bixse.errors import IncompleteError, InputError, OutputExistsError
-from bixse.files.files import alone_in, file_hash, storage_errors
+from bixse.files.files import alone_in, storage_errors
 from bixse.index.index_files import (
     FILES,
     TEXTS,
@@ -129,7 +129,8 @@ def make_index(
     """
     started, out, path, engine = time.perf_counter(), Path(out), settings.corpus, settings.chosen_engine()
     with use_precision(settings.precision):
-        corpus = check_corpus(path, {})
+        documents = Corpus(path)
+        corpus = check_corpus(path, {}, corpus=documents)
         encoder, identity = load_encoder(
             settings.model if model is None else model, settings.task, settings.max_length, settings.dimensions
         )
@@ -140,7 +141,7 @@ def make_index(
             )
         manifest = Manifest(
             encoder=identity,
-            corpus=file_hash(path),
+            corpus=documents.hash,
             precision=resolve_precision(),
             documents=corpus.count,
             rows=shard_rows(corpus.count, settings.shards),
@@ -153,7 +154,8 @@ def make_index(
         with storage_errors(out), nullcontext() if engine.shared else alone_in(out):
             # The folder is named by a hash of the corpus, so an existing file is complete and right.
             if not (job.folder / TEXTS).exists():
-                write_texts(job.folder / TEXTS, _unchanged(path, manifest))
+                write_texts(job.folder / TEXTS, documents.items())
+            del documents  # its file would fill the disk while the texts are encoded
             encoded, too_long = _encode(job, engine, store, progress)
             if not math.isnan(too_long):
                 manifest = manifest.model_copy(update={"too_long": int(too_long)})
@@ -171,19 +173,6 @@ def make_index(
             f"embeddings were not kept in the cache ({store.failure}): the next index encodes all texts again"
         )
     return IndexReport(manifest, encoded, time.perf_counter() - started, waiting=waiting, warnings=tuple(warnings))
-
-
-def _unchanged(path: Path, manifest: Manifest) -> Iterator[tuple[str, Document]]:
-    """Yield the documents of a corpus; refuse a corpus that was written to since it was checked."""
-    number = 0
-    for document in stream_documents(path):
-        number += 1
-        yield document
-    if number != manifest.documents or file_hash(path) != manifest.corpus:
-        raise InputError(
-            f"{path}: got a corpus that changed while it was read; expected one that is complete; "
-            "fix: run the same command when it is written"
-        )
 
 
 def _encode(
