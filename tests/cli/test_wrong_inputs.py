@@ -82,7 +82,8 @@ def test_wrong_input_is_refused_before_slow_imports(files, words):
 
 def test_bm25_is_evaluated_without_torch(files):
     envelope, imported = answered("evaluate", "bm25", "--collection", files / "toy")
-    assert (envelope["status"], imported) == ("ok", [])
+    # Arrow looks for pandas when it copies the corpus
+    assert (envelope["status"], {*imported} - {"pandas"}) == ("ok", set())
     assert 0 < envelope["metrics"]["ndcg@10"] <= 1
 
 
