@@ -245,7 +245,7 @@ def test_wrong_queries_corpus_and_models_are_refused_at_the_call():
 NAMES = """
 BiXSELoss BudgetReached Calibration Comparisons Evaluation GradedInformationRetrievalEvaluator Pairs Judge
 Merged NotReachable SaveRelevanceHead Trained calibrate calibrate_scores collection_task compare evaluate grade merge
-mine train
+mine report train
 """.split()  # noqa: SIM905
 """Names of the script. Their examples run with the tests of their modules."""
 
@@ -258,5 +258,5 @@ def test_every_name_of_the_script_has_an_example(name):
 def test_names_are_listed_once_and_by_noun():
     lines = (Path(bixse.__file__).parent / "__init__.pyi").read_text().splitlines()
     headings = [line[2:].split(": ")[0] for line in lines if line.startswith("# ") and "ruff" not in line]
-    assert headings == ["Pairs", "Collections and systems", "Judges", "Models and losses", "Probabilities",
+    assert headings == ["Pairs", "Collections and systems", "Judges", "Models and losses", "Probabilities", "Reports",
                         "Studies and suites"]  # fmt: skip

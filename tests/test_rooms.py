@@ -11,7 +11,7 @@ from test_house import imports_of
 
 SOURCE = Path(bixse.__file__).parent
 NOUNS = ["errors", "progress", "relevance", "results", "machine", "extensions", "files", "settings"]
-CORE = [*NOUNS, "data", "report", "encoders", "losses", "search", "evaluation", "calibration", "training"]
+CORE = [*NOUNS, "data", "report", "encoders", "losses", "search", "evaluation", "calibration", "training", "reporting"]
 """What a user needs to train, merge, evaluate, calibrate, search and report."""
 SATELLITES = [
     "engine",
@@ -55,6 +55,7 @@ BUDGET = {
     "mining": (890, 35),
     "judging": (5440, 64),
     "audit": (1210, 32),
+    "reporting": (500, 20),
     "adapters": (320, 16),
     "suites": (1100, 36),
     "lab": (3700, 129),

@@ -31,7 +31,7 @@ def settings():
     names, seen = {}, set()
     for name in VERBS:
         verb = parse(name.split())[1]
-        without = {"words", *(flag for flag in ("out", "dry_run") if getattr(verb, flag) is None)}
+        without = {"words", *(flag for flag in ("out", "dry_run", "report") if not getattr(verb, flag))}
         without |= {"overwrite"} if verb.out is None or verb.out.metavar == "FILE" else set()
         names[name] = sorted({*names_of(verb.settings, seen), *names_of(verb.options, seen)} - without)
     for path in sorted(SOURCE.rglob("*.py")):

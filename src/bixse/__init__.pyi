@@ -66,6 +66,9 @@ from .calibration.calibrate import Calibration as Calibration
 from .calibration.calibrate import NotReachable as NotReachable
 from .calibration.calibrate_settings import CalibrateSettings as CalibrateSettings
 
+# Reports: pages of any results
+from .reporting import report as report
+
 # Studies and suites: many runs
 from .lab.quickstart import quickstart as quickstart
 from .lab.lab_config import QuickstartConfig as QuickstartConfig

@@ -208,6 +208,7 @@ REQUIRED = {
     "merge": "demo tuned --weights 0.5 0.5",
     "study": "losses --preset smoke",
     "evaluate": "bm25 --collection toy",
+    "report": "runs/mine",
     "calibrate": "demo --pairs pairs.csv",
     "adapt": "--vectors documents.csv --queries queries.csv --pairs pairs.csv --vectors-of model",
     "index": "demo --collection toy",

@@ -11,9 +11,10 @@ from bixse.data.pydocs import load_pydocs
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
-from bixse.errors import InterruptedRunError, OutputExistsError
+from bixse.errors import InputError, InterruptedRunError, OutputExistsError
 from bixse.lab import quickstart as module
 from bixse.lab.lab_config import QuickstartConfig
+from bixse.reporting import report
 from bixse.training.config import TrainConfig
 
 SETTINGS = QuickstartConfig(fast=True, compare=("infonce",))
@@ -73,6 +74,14 @@ def test_ctrl_c_is_recorded(tmp_path, tiny_model_path, monkeypatch):
     with pytest.raises(InterruptedRunError):
         module.quickstart(SETTINGS, tmp_path / "run", stop)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_its_page_is_the_report_of_its_folder(finished):
+    out, result = finished
+    assert report(out).data == result.report
+    assert any(hit.text for change in result.report.per_query for side in change.rankings for hit in side)
+    with pytest.raises(InputError):
+        report(out, out)
 
 
 def test_bm25_on_whole_documents(tmp_path, capsys):

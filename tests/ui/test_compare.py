@@ -65,7 +65,7 @@ def test_page_reloads_until_models_are_loaded(toy, tmp_path, open_server, monkey
     gate.set()
     server.workspace.once(TwoSystems).job.wait()
     assert "Loading" not in Browser(server).get("/compare").text
-    assert "<h2" not in Browser(server).get("/compare/results").text  # there is no query yet
+    assert "<h2" not in Browser(server).get("/compare/results", params={"text": ""}).text  # there is no query yet
 
 
 def test_run_has_no_hits_for_an_unknown_query_and_nonsense_in_the_address_is_a_page(compare_runs):
@@ -140,8 +140,26 @@ def test_score_of_the_query_and_its_neighbours_are_shown(compare_runs):
     html = browser.get("/compare", params={"query": "q1"}).text
     assert re.findall(r"nDCG@10 ([\d.]+)<", html) == ["1.000", "0.631"]
     assert "Next query" not in html and "Previous query" not in html  # the split has one query
-    assert "query=q1" in re.search(r'href="([^"]+)" aria-label="Next query"', browser.get("/compare").text)[1]
+    empty = browser.get("/compare", params={"text": ""}).text
+    assert "query=q1" in re.search(r'href="([^"]+)" aria-label="Next query"', empty)[1]
     assert "nDCG" not in browser.get("/compare", params={"query": "q2"}).text  # it has no judgement
+
+
+def test_page_opens_with_the_query_that_differs_most(compare, tmp_path):
+    corpus = {f"d{n}": Document("", f"text {n}") for n in range(1, 4)}
+    queries = {"q1": "the same", "q2": "another order of", "q3": "not answered by"}
+    qrels = {"test": {name: {"d1": 3, "d2": 1, "d3": 0} for name in queries}}
+    save_collection(Collection("toy", corpus, queries, qrels), tmp_path / "toy")
+    for name, order in (("a", ["d1", "d2", "d3"]), ("b", ["d3", "d2", "d1"])):
+        run = {"q1": ["d1", "d2", "d3"], "q2": order} | ({"q3": ["d3"]} if name == "a" else {})
+        scores = {query: {d: 9.0 - rank for rank, d in enumerate(ids)} for query, ids in run.items()}
+        write_run(tmp_path / f"{name}.trec", scores, name)
+    browser = compare(str(tmp_path / "a.trec"), str(tmp_path / "b.trec"), collection=tmp_path / "toy")
+    text = Page(browser.get("/compare").text).text
+    assert "The query that differs most among the first 3." in text
+    assert 'value="another order of"' in browser.get("/compare").text
+    for asked in ({"query": "q1"}, {"text": ""}, {"text": "the same"}):
+        assert "differs most" not in browser.get("/compare", params=asked).text
 
 
 def test_query_without_a_relevant_document_has_hits_and_no_score(compare_runs, toy):

@@ -92,7 +92,8 @@ def page(folder, actions, calibrated, chromium):
 def show(page, path):
     """Open a page and wait until what it loads in a thread is there."""
     page.goto(f"{page.origin}/{path}")
-    page.wait_for_selector("meta[http-equiv=refresh]", state="detached", timeout=60_000)
+    loaded = "() => document.querySelector('h1') && !document.querySelector('meta[http-equiv=refresh]')"
+    page.wait_for_function(loaded, timeout=60_000)  # a page that loads models is read again and again
     assert page.locator("h1").count() == 1 and page.locator(".message").count() == (path == REFUSED)
 
 
@@ -160,6 +161,30 @@ def test_slider_changes_the_figures_and_the_command(page, folder):
     page.wait_for_function("() => document.querySelector('.command code').innerText.includes('--export 0.999')")
     assert page.locator("#p-shown").inner_text() == "0.999" and page.locator(".cuts").inner_text() != shown
     assert "p=0.999" in page.url and "p=0.999" in page.get_by_label("Next query").get_attribute("href")
+
+
+def test_hits_are_side_by_side_on_a_wide_screen_and_interleaved_on_a_phone(page):
+    show(page, "compare?query=q20-0")
+    tops = {}
+    for name, size in WIDTHS.items():
+        page.set_viewport_size(size)
+        boxes = [[hit.bounding_box() for hit in page.locator(f".list-{side} .hit").all()[:3]] for side in (0, 1)]
+        tops[name] = [[box["y"] for box in side] for side in boxes]
+        assert (boxes[0][0]["x"] == boxes[1][0]["x"]) == (name == "phone")
+    assert tops["desktop"][0] == tops["desktop"][1]
+    first, second = tops["phone"]
+    interleaved = [top for pair in zip(first, second, strict=True) for top in pair]
+    assert interleaved == sorted(interleaved) and len(set(interleaved)) == 6
+
+
+@pytest.mark.parametrize("path", ["overview", "label", "rubric", "compare"])
+def test_header_is_low_on_a_phone_and_shows_the_page_that_is_open(page, path):
+    page.set_viewport_size(WIDTHS["phone"])
+    show(page, path)
+    heights = [page.locator(part).bounding_box()["height"] for part in (".top", ".stay")]
+    assert max(heights) <= 120, heights
+    box = page.locator(".top [aria-current]").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= WIDTHS["phone"]["width"]
 
 
 def test_training_page_follows_its_log_without_a_reload(page, folder):

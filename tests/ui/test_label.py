@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 
 from bixse.audit.labels import read_labels
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.errors import InputError, InvalidFileError, StorageError
 from bixse.evaluation.systems import read_ranking
+from bixse.judging.rubrics import Rubric
 from bixse.lab.few_labels import evaluate_few_labels
 from bixse.relevance import GradeScale
 from bixse.ui.label_log import LabelEvent, open_labels
 from bixse.ui.label_plan import LabelPlan, inclusion_probabilities
 from bixse.ui.pages.label import marked
+from bixse.ui.rubric_versions import levels_of
 from bixse.ui.serve import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
@@ -110,6 +113,50 @@ def test_label_is_on_the_disk_once_when_the_page_reports_it(run, browser):
     assert event["status"] == "graded" and 0 < event["probability"] <= 1 and event["seconds"] >= 0 and event["time"]
     assert "shows" not in event and f"Saved: 2 for {event['document_id']}." in after
     assert "Saved: 3" not in again and f"sent before; {event['document_id']} has 2." in again
+
+
+def test_rubric_for_people_is_a_list_of_levels_without_the_words_for_a_model(run, browser):
+    shown = Page(browser.get("/label").text).text
+    assert "3 Perfectly relevant, exact answer" in shown
+    assert "Answer with" not in shown and "Your task" not in shown
+    for text, first in (
+        ("0: nothing\n1: little\n2: some\n3: all of <b>\nAnswer.", "nothing"),
+        ("Strictly.", "irrelevant"),
+    ):
+        browser.submit("/rubric/save", {"system-0": text, "user-0": "{query} {document}"})
+        version = max(int(path.stem.partition("-")[2]) for path in run.glob("rubric-*.toml"))
+        browser.submit("/rubric/decide", {"version": version, "decision": "keep"})
+        shown = Page(browser.get("/label").text).text
+        assert f"0 {first} 1" in shown and "Answer." not in shown and "Strictly" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        ("Use 1-5, with 1 meaning bad, 2 meaning good. Answer.", ["bad", "good"]),
+        ("1 = bad; and 2 = good", ["bad", "good"]),
+        ("From 1 to 2.", ["low", "high"]),
+        ("2: good 1: bad", ["low", "high"]),
+    ],
+)
+def test_levels_are_read_from_the_text_or_are_the_meanings(text, levels):
+    variant = {"name": "one", "system": text, "user": "{query} {document}"}
+    rubric = Rubric(name="r", labels=("1", "2"), meanings=("low", "high"), variants=(variant,))
+    assert levels_of(rubric) == list(zip(("1", "2"), levels, strict=True))
+    assert levels_of(rubric.model_copy(update={"meanings": ()})) in ([], list(zip(("1", "2"), levels, strict=True)))
+
+
+def test_title_is_apart_from_the_text_where_a_collection_has_it(run, tmp_path, open_server):
+    ids = [f"d{q}-{d}" for q in range(10) for d in range(4)]
+    titles = {name: "document <b>" if name.endswith("0") else f"document {name[-1]} of" for name in ids}
+    corpus = {name: Document(title, "text") for name, title in titles.items()}
+    save_collection(Collection("toy", corpus, {"q": "query"}, {"test": {"q": {"d0-0": 1}}}), tmp_path / "toy")
+    html = Browser(open_server(run, collection=tmp_path / "toy"), "ann").get("/label").text
+    shown = re.findall(r'<p class="title" dir="auto">(.*?)</p>', html)
+    assert sorted(shown) == [f"document {n} of" for n in (1, 2, 3)], (
+        "a title that the text does not begin with is left out"
+    )
+    assert "Text of d" in html and "document 0 of query" in Page(html).text
 
 
 def test_judge_is_shown_after_all_documents_of_a_query_are_labelled(run, open_server):

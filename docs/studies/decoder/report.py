@@ -60,7 +60,6 @@ def main() -> None:
         system=first,
         against=["base", *others],
         trained=trained,
-        queries=collection.queries,
         title="SmolLM2-135M, its lowest twelve layers: search over Python's documentation",
         description="BM25, the untrained decoder and the decoder after one pass, on the same held-out queries.",
         calibrations=calibrations,

@@ -53,6 +53,7 @@ VERBS = {
         "reproduce a figure or table of the paper on your data: losses, noise, cutoff, batch size and more",
     ),
     "evaluate": ("evaluate", "search a collection with models or bm25, and score the rankings"),
+    "report": ("evaluate:REPORT", "make one page of finished runs: verdicts, queries side by side, plots"),
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
     "adapt": ("adapt", "learn a small map of query vectors, for an index whose model cannot be trained"),
     "index": ("index", "make a search index of a collection"),
@@ -121,6 +122,9 @@ def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
     add_settings(parser, verb.options)
     if verb.dry_run is not None:
         parser.add_argument("--dry-run", action="store_const", const=True, default=argparse.SUPPRESS, help=verb.dry_run)
+    if verb.report:
+        report_help = "Write report.html into --out too: one page with verdicts, plots and queries."
+        parser.add_argument("--report", action="store_const", const=True, default=argparse.SUPPRESS, help=report_help)
     if verb.out is not None:
         text = f"{verb.out.text} (default: {verb.out.default})" if verb.out.default else verb.out.text
         parser.add_argument("--out", metavar=verb.out.metavar, default=argparse.SUPPRESS, help=text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import get_annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -15,7 +15,7 @@ from bixse.data.run import overwritten
 from bixse.encoders.loading.precision import Setting, use_precision
 from bixse.errors import InputError
 from bixse.settings import Flag, Settings, flag_of, known_keys, paths_in, section_of, types_in
-from bixse.training.distributed import world_size
+from bixse.training.distributed import is_main_process, world_size
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -72,6 +72,8 @@ class Options(Settings):
     """The value of `--overwrite`: the name of the output folder, to delete it."""
     dry_run: Annotated[bool, Flag(hidden=True)] = False
     """True after `--dry-run`, which `Verb.dry_run` describes."""
+    report: Annotated[bool, Flag(hidden=True)] = False
+    """True after `--report`, which verbs with `Verb.report` have."""
 
     @property
     def folder(self) -> Path:
@@ -118,6 +120,8 @@ class Verb(Generic[SettingsType, OptionsType]):
     """Its results. None: the verb has no flag `--out`."""
     dry_run: str | None = None
     """The help of `--dry-run`. None: the verb has no such flag."""
+    report: bool = False
+    """True if `--report` writes the page of `bixse.report` into the folder of `--out`."""
     first: tuple[str, ...] = ()
     """Settings at the beginning of the help. The other settings follow in groups. Empty: all settings."""
 
@@ -132,11 +136,17 @@ class Verb(Generic[SettingsType, OptionsType]):
         file = getattr(args, "config", None)
         settings = settings_from(args, self.settings, file)
         settings = with_files_of_runs(settings)
+        if options.report and options.out is None:
+            raise InputError("--report: got no --out; expected the folder of the run; fix: add --out DIR")
         if world_size() == 1:  # processes that train together read their inputs together
             check_inputs(settings)
         precision: Any = {**vars(options), **vars(settings)}.get("precision")
         with use_precision(precision), self._overwritten(options, [*inputs_of(settings), *paths_in(file)]):
-            return self.run(settings, options)
+            result = self.run(settings, options)
+        if not options.report or options.dry_run or not is_main_process():
+            return result
+        is_done = result.exit_code in (0, 3) and "waiting" not in result.metrics
+        return _with_report(result, options.folder) if is_done else result
 
     def _overwritten(self, options: OptionsType, inputs: list[Path]) -> AbstractContextManager[None]:
         """Put the output folder aside during the work, if asked for; it holds none of the inputs."""
@@ -149,6 +159,13 @@ class Verb(Generic[SettingsType, OptionsType]):
             ).of_all_processes()
         inputs += inputs_of(options.model_copy(update={"out": None}))
         return overwritten(options.out, options.overwrite, inputs)
+
+
+def _with_report(result: CommandResult, folder: Path) -> CommandResult:
+    from bixse.reporting import report
+
+    page = str(report(folder).save(folder / "report.html"))
+    return replace(result, text=f"{result.text}\nreport: {page}", artifacts={**result.artifacts, "report": page})
 
 
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}

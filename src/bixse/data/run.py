@@ -249,6 +249,35 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(earlier)
 
 
+REPORTED = ("quickstart", "grade", "train", "merge", "evaluate", "calibrate", "sweep", "study")
+"""Commands whose run folders `bixse.report` reads."""
+
+
+def finished_runs(path: Path) -> dict[Path, dict[str, Any]]:
+    """Return folder -> record of a finished run; an evaluation of several systems has one folder for each.
+
+    Raises InputError for any other path, and says what it is. A run of grading counts as soon as it has grades.
+    """
+    file, several = path / RUN_FILE, sorted(path.glob(f"*/{RUN_FILE}")) if (path / "results.json").is_file() else []
+    if not file.is_file() and several:
+        return {folder: record for each in several for folder, record in finished_runs(each.parent).items()}
+    kinds = {path: "a file", path / "corpus.jsonl": "a collection", path / "modules.json": "a model"}
+    fix = "name the --out folder of the run"
+    if not file.is_file():
+        got = next((kind for part, kind in kinds.items() if part.is_file()), "a folder without run.json")
+        got = got if path.exists() else "nothing there"
+        fix = f"name {path.parent}" if (path.parent / RUN_FILE).is_file() else fix
+    else:
+        record = read_record(file)
+        command, status = record["command"].split(), record["status"]
+        done = status == "finished" or "summary" in record["results"]
+        if done and command[0] in REPORTED and (command[0] == "study" or len(command) == 1):
+            return {path: record}
+        got = f"a run of `bixse {record['command']}`" + (f" that is {status}" if not done else "")
+        fix = "run the same command again, which continues it" if not done else fix
+    raise InputError(f"{path}: got {got}; expected a finished run of {', '.join(REPORTED)}; fix: {fix}")
+
+
 LEFT: Mapping[str, Any] = {
     "frozen_layers": None,
     "kind": "encoder",

@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
 from bixse.data.joined import QueryCounts, unanswered, warn_of, without_relevant
-from bixse.data.run import Run, open_run
+from bixse.data.run import RUN_FILE, Run, open_run, read_record
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import InputError, first_fault
-from bixse.evaluation.metrics import METRICS, PerQuery, evaluate_run, ir_name, mean
+from bixse.evaluation.metrics import METRICS, STORED_PER_QUERY, PerQuery, evaluate_run, ir_name, mean
 from bixse.evaluation.systems import RUN_NAME, System, SystemSource, open_system
 from bixse.evaluation.tasks import CollectionSource, QuerySet, Task, collection_task
 from bixse.files.files import read_text, write_atomically
@@ -167,6 +167,33 @@ def evaluate_query_sets(
         if not (reused and all(file.is_file() for file in files)):
             _write(record, system, task, results, seconds)
     return results
+
+
+def read_figures(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+    """Return the record of a finished evaluation of one system, and its values: metric -> query id -> value.
+
+    Raises InputError unless run.json and per_query.json of the folder are those of such an evaluation.
+    """
+    missing = [name for name in (RUN_FILE, PER_QUERY_NAME) if not (folder / name).is_file()]
+    if missing:
+        raise InputError(
+            f"{folder}: got no {' and no '.join(missing)} there; expected the --out folder of an evaluation of one "
+            "model; fix: run `bixse evaluate MODEL --collection DIR --out DIR` with the model to compare with"
+        )
+    record = read_record(folder / RUN_FILE)
+    if (record["command"], record["status"]) != ("evaluate", "finished"):
+        raise InputError(
+            f"{folder}: got a run of `bixse {record['command']}` that is {record['status']}; expected a finished "
+            "evaluation; fix: run the command again, or name another folder"
+        )
+    try:
+        per_query = STORED_PER_QUERY.validate_json(read_text(folder / PER_QUERY_NAME), strict=True)
+    except ValueError as error:
+        raise InputError(
+            f"{folder / PER_QUERY_NAME}: got no readable figures ({first_fault(error)}); expected the JSON that bixse "
+            "wrote; fix: delete the folder and evaluate again"
+        ) from error
+    return record, per_query
 
 
 def open_evaluation(system: System, task: Task, out: Path) -> Run:

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.run import RUN_FILE, read_record
-from bixse.errors import InputError, first_fault, shorten
-from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
-from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY
+from bixse.errors import InputError, shorten
+from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation, read_figures
+from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.statistics import paired_difference
-from bixse.files.files import read_text
 from bixse.results import VERDICT_IN_A_SENTENCE, Difference
 
 if TYPE_CHECKING:
@@ -51,22 +49,11 @@ class GateResult:
 def read_baseline(path: Path, task: Task) -> dict[str, float]:
     """Return nDCG@10 per query of an earlier evaluation of `task`, from its folder or a file in it.
 
-    Raises InputError unless run.json and per_query.json are those of a finished evaluation of one system, on the same
-    corpus, queries and judgements, scored with the same settings.
+    Raises InputError unless `read_figures` reads it, and for another corpus, other queries or judgements, or other
+    settings of the scores.
     """
     folder = path if path.is_dir() else path.parent
-    missing = [name for name in (RUN_FILE, PER_QUERY_NAME) if not (folder / name).is_file()]
-    if missing:
-        raise InputError(
-            f"{path}: got no {' and no '.join(missing)} there; expected the --out folder of an evaluation of one "
-            "model; fix: run `bixse evaluate MODEL --collection DIR --out DIR` with the model to compare with"
-        )
-    record = read_record(folder / RUN_FILE)
-    if (record["command"], record["status"]) != ("evaluate", "finished"):
-        raise InputError(
-            f"{folder}: got a run of `bixse {record['command']}` that is {record['status']}; expected a finished "
-            "evaluation; fix: run the command again, or name another folder"
-        )
+    record, per_query = read_figures(folder)
     scoring = {"exclude_self": task.exclude_self, "min_relevant_grade": task.min_relevant_grade}
     now = {**task.inputs, **{name: value for name, value in task.settings.items() if name != "collection"}, **scoring}
     before = {**record["config"], **record["inputs"]}
@@ -76,13 +63,6 @@ def read_baseline(path: Path, task: Task) -> dict[str, float]:
             f"{folder}: got an evaluation with another {', another '.join(changed)}; expected the same collection and "
             "settings of scores, since queries are compared one by one; fix: evaluate the baseline on them"
         )
-    try:
-        per_query = STORED_PER_QUERY.validate_json(read_text(folder / PER_QUERY_NAME), strict=True)
-    except ValueError as error:
-        raise InputError(
-            f"{folder / PER_QUERY_NAME}: got no readable figures ({first_fault(error)}); expected the JSON that bixse "
-            "wrote; fix: delete the folder and evaluate again"
-        ) from error
     if PRIMARY_METRIC not in per_query:
         raise InputError(
             f"{folder / PER_QUERY_NAME}: got the metrics {shorten(list(per_query))}; expected {PRIMARY_METRIC}; fix: "

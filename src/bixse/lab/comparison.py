@@ -15,13 +15,13 @@ from bixse.evaluation.statistics import paired_difference
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.report.page import write_report
-from bixse.report.schema import MergeCurve, QueryChange, ReportData, SystemScores, save_report_data, training_curve
-from bixse.results import VERDICT_IN_A_SENTENCE, Comparison, Difference
+from bixse.report.schema import ReportData, SystemScores, save_report_data, training_curve
+from bixse.reporting import merge_curve, query_changes, summary
+from bixse.results import Comparison, Difference
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
     from bixse.progress import ProgressBars
-    from bixse.training.merge import MergeResult
     from bixse.training.recipe import TrainResult
 
 
@@ -73,31 +73,20 @@ class Comparer:
         names = f"{self.labels[system]} against {self.labels[baseline]}"
         return f"{names}, {'guard' if on_guard else 'held-out'} queries: {gap.verdict} ({gap.figures()})"
 
-    def _summary(self, system: str, against: Sequence[str]) -> str:
-        gaps = {other: self._difference(system, other, False) for other in against}
-        reason = {"no difference": " (the interval holds 0)"}
-        parts = [
-            f"{VERDICT_IN_A_SENTENCE[gap.verdict]} {self.labels[other]}"
-            + (f" ({gap.few})" if gap.few else reason.get(gap.verdict, ""))
-            for other, gap in gaps.items()
-        ]
-        return f"{self.labels[system]} is {' and '.join(parts)} on the held-out queries."
-
     def write_report(
         self,
         out: Path,
         system: str,
         against: Sequence[str],
         trained: Mapping[str, TrainResult],
-        queries: Mapping[str, str],
         **rest: Any,
     ) -> ReportData:
         """Write runs, results.json and report.html; per query `system` is compared with the first of `against`."""
         baseline = against[0]
-        after, before = (self.test[name].by_query[PRIMARY_METRIC] for name in (system, baseline))
+        gaps = {self.labels[other]: self._difference(system, other, False) for other in against}
         report = ReportData(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            verdicts=[self._summary(system, against)],
+            verdicts=[summary(self.labels[system], gaps, "held-out queries")],
             systems=[
                 SystemScores(name=name, label=self.labels[name], metrics=dict(evaluation.metrics))
                 for name, evaluation in self.test.items()
@@ -105,19 +94,11 @@ class Comparer:
             comparisons=self.comparisons,
             guard=self.guarded,
             training=[training_curve(name, result.history, result.best_step) for name, result in trained.items()],
-            merges=[_merge_curve(name, result.merge) for name, result in trained.items() if result.merge is not None],
+            merges=[merge_curve(name, result.merge) for name, result in trained.items() if result.merge is not None],
             primary_metric=PRIMARY_METRIC,
             per_query_baseline=baseline,
             per_query_system=system,
-            per_query=[
-                QueryChange(
-                    query_id=query,
-                    query=queries[query],
-                    baseline_score=before[query],
-                    system_score=after[query],
-                )
-                for query in after
-            ],
+            per_query=query_changes(self.test[baseline], self.test[system], collection_task(self.folder, "test")),
             **rest,
         )
         for folder, evaluations in ((out / "runs", self.test), (out / "runs" / "guard", self.guard)):
@@ -126,10 +107,3 @@ class Comparer:
         save_report_data(report, out / "results.json")
         write_report(report, out / "report.html")
         return report
-
-
-def _merge_curve(system: str, merged: MergeResult) -> MergeCurve:
-    """Return a merge's scores as a curve of the report."""
-    guards = sorted({change.collection for change in merged.changes if change.role == "guard"})
-    reason = ". ".join(merged.reason())
-    return MergeCurve(system=system, weight=merged.weight, points=merged.points, reason=reason, guards=guards)

@@ -34,6 +34,8 @@ def render_report(data: ReportData) -> str:
     """Return the page of a report; the same data give the same page."""
     decisive = [c for c in data.comparisons if c.metric == data.primary_metric]
     changes = sorted(data.per_query, key=lambda change: (-change.change, change.query_id))  # ties by id
+    gains = [change for change in changes if change.change > 0][:CHANGES_LISTED]
+    losses = [change for change in reversed(changes) if change.change < 0][:CHANGES_LISTED]
     return render_page(
         "report.html.j2",
         title=data.title,
@@ -45,12 +47,13 @@ def render_report(data: ReportData) -> str:
             f"{data.label(curve.system)}: change by weight of the tuned model": plots.merge_plot(curve, data.label)
             for curve in data.merges
         },
+        shown=[change for change in (*gains, *losses) if any(change.rankings)],
         diagrams={
             name: plots.reliability_diagram(report, name) for name, report in data.calibrations.items() if report.curve
         },
         gains=plots.gains_and_losses_plot(changes, table.metric_title(data.primary_metric)) if changes else None,
-        largest_gains=[change for change in changes if change.change > 0][:CHANGES_LISTED],
-        largest_losses=[change for change in reversed(changes) if change.change < 0][:CHANGES_LISTED],
+        largest_gains=gains,
+        largest_losses=losses,
     )
 
 
@@ -102,10 +105,11 @@ def _evidence(difference: Difference) -> str:
     if difference.low is None:
         return difference.few or f"{difference.queries} queries, all without a difference"
     p_value = table.format_p_value(difference.p_value)
-    p_value = f"p {p_value if p_value.startswith('<') else f'= {p_value}'}".replace(" ", "\N{NO-BREAK SPACE}")
+    p_value = f"p {p_value if p_value.startswith('<') else f'= {p_value}'}, ".replace(" ", "\N{NO-BREAK SPACE}", 2)
+    p_value = "" if difference.p_value is None else p_value  # older records have none
     interval = table.format_interval(difference.low, difference.high, signed=True)
     queries = f"{difference.queries} {'query' if difference.queries == 1 else 'queries'}"
-    return f"{100 * difference.confidence:g}% interval {interval}, {p_value}, {queries}"
+    return f"{100 * difference.confidence:g}% interval {interval}, {p_value}{queries}"
 
 
 def _percent(share: float | None) -> str:

@@ -63,6 +63,16 @@ class MergeCurve(_Plain):
     """Names of the collections that must not get worse; all other collections are dev."""
 
 
+class RankedDocument(_Plain):
+    """A document of a ranking."""
+
+    document_id: Text
+    text: Text = ""
+    """The beginning of its text; empty if the text is not known."""
+    grade: float | None = None
+    """Its judgement; None without one."""
+
+
 class QueryChange(_Plain):
     """The scores of one query by the primary metric, before and after."""
 
@@ -70,10 +80,21 @@ class QueryChange(_Plain):
     query: Text
     baseline_score: float
     system_score: float
+    rankings: tuple[list[RankedDocument], list[RankedDocument]] = ([], [])
+    """The best documents before and after; empty for queries that are not shown, and without rankings."""
 
     @property
     def change(self) -> float:
         return self.system_score - self.baseline_score
+
+
+class Section(_Plain):
+    """A section of lines and a table, for results without a section of their own."""
+
+    title: Text
+    lines: list[Text] = Field(default_factory=list)
+    headers: list[Text] = Field(default_factory=list)
+    rows: list[list[Text]] = Field(default_factory=list)
 
 
 class ReportData(_Plain):
@@ -95,7 +116,8 @@ class ReportData(_Plain):
     description: Text = ""
     verdicts: list[Text] = Field(default_factory=list)
     """Findings in plain sentences."""
-    systems: list[SystemScores] = Field(min_length=1)
+    systems: list[SystemScores] = Field(default_factory=list)
+    """Systems with their figures; empty if nothing was evaluated."""
     comparisons: list[Comparison] = Field(default_factory=list)
     primary_metric: Text
     calibrations: dict[Text, CalibrationReport] = Field(default_factory=dict)
@@ -104,6 +126,7 @@ class ReportData(_Plain):
     merges: list[MergeCurve] = Field(default_factory=list)
     guard: list[Comparison] = Field(default_factory=list)
     """Differences on the queries that must not get worse."""
+    sections: list[Section] = Field(default_factory=list)
     per_query_baseline: Text = ""
     per_query_system: Text = ""
     """Names of the two systems of `per_query`."""
@@ -125,7 +148,8 @@ class ReportData(_Plain):
                 raise ValueError(
                     f"comparisons: got the system {name!r}; expected one of {known}; fix: add it to systems"
                 )
-        if not any(self.primary_metric in system.metrics for system in self.systems):
+        figures = [system for system in self.systems if system.metrics]
+        if figures and not any(self.primary_metric in system.metrics for system in figures):
             raise ValueError(
                 f"primary_metric: got {self.primary_metric!r}, which no system has; expected one of "
                 f"{sorted({metric for system in self.systems for metric in system.metrics})}; fix: choose one of these"
@@ -134,9 +158,20 @@ class ReportData(_Plain):
 
     @property
     def metrics(self) -> list[str]:
-        """Metrics, the primary metric first, then in order of appearance."""
-        names = [self.primary_metric, *(metric for system in self.systems for metric in system.metrics)]
-        return list(dict.fromkeys(names))
+        """Metrics that a system has, the primary metric first, then in order of appearance."""
+        names = dict.fromkeys(metric for system in self.systems for metric in system.metrics)
+        return sorted(names, key=lambda name: name != self.primary_metric)
+
+    @property
+    def tables(self) -> list[tuple[list[SystemScores], list[str]]]:
+        """Systems that share metrics, with these metrics: a row holds no figures of other queries."""
+        groups: list[list[SystemScores]] = []
+        for system in self.systems:
+            group = next((group for group in groups if any(system.metrics.keys() & each.metrics for each in group)), [])
+            group.append(system)
+            groups += [group] if len(group) == 1 and system.metrics else []
+        return [(group, [name for name in self.metrics if any(name in each.metrics for each in group)])
+                for group in groups]  # fmt: skip
 
     def label(self, name: str) -> str:
         """Return the label of a system, or `name` if the system is not listed."""

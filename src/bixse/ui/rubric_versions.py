@@ -73,6 +73,28 @@ def current_rubric(workspace: Workspace) -> Rubric:
     return next((version.rubric for version in versions(workspace) if version.decision == "keep"), workspace.rubric)
 
 
+def levels_of(rubric: Rubric) -> list[tuple[str, str]]:
+    """Return label and meaning of each level for people: from the judge's text if it lists them, else `meanings`.
+
+    Example:
+        >>> from bixse.judging.rubrics import load_rubric
+        >>> levels_of(load_rubric("binary-0-1"))
+        [('0', 'Irrelevant'), ('1', 'Perfectly relevant, exact answer')]
+    """
+    text, spans = rubric.variants[0].system or rubric.variants[0].user, list[tuple[int, int]]()
+    for label in rubric.labels:
+        start = re.compile(rf"(?<![\w-]){re.escape(label)}\s*(?:[:=]|[-–]\s|meaning\s|means\s)\s*")
+        if (match := start.search(text, spans[-1][1] if spans else 0)) is None:
+            return list(zip(rubric.labels, rubric.meanings, strict=False))
+        spans.append(match.span())
+    ends = [start for start, _ in spans[1:]] + [len(text)]
+    parts = [text[start:end] for (_, start), end in zip(spans, ends, strict=True)]
+    parts[-1] = re.split(r"\.\s|\n", parts[-1])[0]  # what follows the last level is for the judge
+    return [
+        (label, re.sub(r"[\s,;.]*(?:\band)?\s*$", "", part)) for label, part in zip(rubric.labels, parts, strict=True)
+    ]
+
+
 def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
     """Write an edited rubric as the next version.
 

@@ -19,6 +19,7 @@ import pandas as pd
 
 from bixse.audit.agreement import agreement_in_words, agreement_within, cohen_kappa, counts_by_query
 from bixse.audit.audit import first_relevant
+from bixse.data.collection import stream_documents
 from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
 from bixse.evaluation.statistics import few_of_classes
@@ -125,6 +126,15 @@ class Workspace:
                 "fix: add --rubric FILE.toml"
             )
         return rubric
+
+    @cached_property
+    def titles(self) -> dict[str, str]:
+        """Document id -> title, of documents to label; empty without --collection: pairs join title and text."""
+        folder, wanted = self.settings.collection, set(self.index.pairs.document_ids) if len(self.index) else set()
+        if folder is None or not wanted:
+            return {}
+        documents = stream_documents(folder / "corpus.jsonl")
+        return {name: document.title for name, document in documents if document.title and name in wanted}
 
     @cached_property
     def judge(self) -> GradeConfig | None:

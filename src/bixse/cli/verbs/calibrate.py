@@ -115,5 +115,6 @@ VERB = Verb(
     ComputingOptions,
     run,
     out=Output(OUT),
+    report=True,
     first=("model", "pairs", "scores", "scored_by", "at_precision", "prior"),
 )

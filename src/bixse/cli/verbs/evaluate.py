@@ -1,4 +1,4 @@
-"""`bixse evaluate`: score models and BM25 on a collection or on a suite."""
+"""`bixse evaluate`: score models and BM25 on a collection or on a suite. `bixse report`: one page of finished runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pydantic import Field, model_validator
 
 from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.data.collection import MissingDocuments
+from bixse.data.run import finished_runs
 from bixse.errors import InputError
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
 from bixse.results import LOCAL
 from bixse.search.retrieval_settings import EncodingSettings
-from bixse.settings import Flag, Reads
+from bixse.settings import Flag, Reads, Settings
 
 if TYPE_CHECKING:
     from bixse.evaluation.systems import System
@@ -127,6 +128,8 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
     from bixse.evaluation.systems import EncoderSystem, open_system
 
     if settings.grades is not None:
+        if options.report:
+            raise InputError("--report: got it with --grades, which makes no run; expected one; fix: leave it out")
         return _from_few_labels(settings, settings.grades, options.out)
     shared = settings.model_dump(include={"max_length", "task", "cache", "exact"})
     systems = [
@@ -227,4 +230,37 @@ def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path |
 
 OUT = "Folder for records, runs and figures per query; a stopped command continues there. mteb: runs/evaluation/SUITE."
 FIRST = ("model", "collection", "split", "suite", "data")
-VERB = Verb(EvaluateSettings, Options, run, out=Output(OUT), first=FIRST)
+VERB = Verb(EvaluateSettings, Options, run, out=Output(OUT), report=True, first=FIRST)
+
+
+class ReportSettings(Settings):
+    """Settings of `bixse report`.
+
+    Example:
+        >>> ReportSettings(runs="runs/mine").runs
+        (PosixPath('runs/mine'),)
+    """
+
+    runs: Annotated[tuple[Path, ...], Field(min_length=1), Flag(metavar="RUN", positional=True)]
+    """Folders of finished runs: quickstart, grade, train, merge, evaluate, calibrate, sweep, study."""
+    baseline: str | None = None
+    """Name of the evaluated system that every other one is compared with. null: that of the first run."""
+    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """The evaluated collection, for the texts. null: the folder that the evaluation names."""
+    title: str = ""
+    """Title of the page. The default names the runs."""
+
+
+def run_report(settings: ReportSettings, options: Options) -> CommandResult:
+    """Make the page of the runs."""
+    for each in settings.runs:  # before heavy imports: a wrong folder is refused at once
+        finished_runs(each)
+    from bixse.reporting import report
+
+    page = report(*settings.runs, **settings.model_dump(include={"baseline", "collection", "title"}))
+    path = page.save(options.folder)
+    comparisons = page.data.model_dump(mode="json", include={"comparisons"})
+    return CommandResult(f"{page}\n\nreport: {path}", comparisons, {"report": str(path)})
+
+
+REPORT = Verb(ReportSettings, Options, run_report, out=Output("The page.", "report.html", "FILE"))

@@ -65,6 +65,7 @@ GRADE = Verb(
     run_grade,
     out=Output("Folder for pairs.parquet, judgements.parquet, the ledger and run.json.", "runs/grade"),
     dry_run="Print the number of questions, tokens, dollars and hours. No question about your pairs is asked.",
+    report=True,
     first=("pairs", "rubric", "judge.name", "judge.model", "prices.max_usd"),
 )
 

@@ -101,7 +101,8 @@ def _sweep_text(result: SweepResult) -> str:
     return "\n".join(lines)
 
 
-SWEEP = Verb(SweepConfig, Options, run_sweep, out=Output("Folder for runs, table and best settings.", "runs/sweep"))
+SWEPT = Output("Folder for runs, table and best settings.", "runs/sweep")
+SWEEP = Verb(SweepConfig, Options, run_sweep, out=SWEPT, report=True)
 
 
 class StudyOptions(Options):
@@ -156,4 +157,4 @@ def _command(words: Sequence[str]) -> str:
 OUT = "Folder for runs, tables and plot. Without it, runs/study-NAME."
 FIRST = ("study", "preset", "model", "data.collection", "seeds")
 DRY_RUN = "Check the settings of every arm, count the runs, and name missing files. Nothing is trained."
-STUDY = Verb(StudyConfig, StudyOptions, run_a_study, {"list": _known}, Output(OUT), DRY_RUN, FIRST)
+STUDY = Verb(StudyConfig, StudyOptions, run_a_study, {"list": _known}, Output(OUT), DRY_RUN, first=FIRST)

@@ -88,7 +88,7 @@ FIRST = (
 )
 OUT = Output("Folder for the model and run.json.", "runs/train")
 DRY_RUN = "Print rows, steps, memory, disk and time, estimated from a few timed steps. Nothing is written."
-TRAIN = Verb(TrainConfig, Options, run_train, out=OUT, dry_run=DRY_RUN, first=FIRST)
+TRAIN = Verb(TrainConfig, Options, run_train, out=OUT, dry_run=DRY_RUN, report=True, first=FIRST)
 
 
 def run_merge(config: MergeModelsConfig, options: ComputingOptions) -> CommandResult:
@@ -102,4 +102,5 @@ def run_merge(config: MergeModelsConfig, options: ComputingOptions) -> CommandRe
 
 
 MERGED = Output("Folder for the merged model and run.json.", "runs/merge")
-MERGE = Verb(MergeModelsConfig, ComputingOptions, run_merge, out=MERGED, first=("models", "weights", "dev", "guard"))
+FIRST_OF_MERGE = ("models", "weights", "dev", "guard")
+MERGE = Verb(MergeModelsConfig, ComputingOptions, run_merge, out=MERGED, report=True, first=FIRST_OF_MERGE)

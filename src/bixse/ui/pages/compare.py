@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TOPS = (5, 10, 20)
 SHOWN_QUERIES = 500  # number of queries in the list; other queries of the collection are found by typing
 ROW = 10  # height of a row in the SVG of the lines
+SEARCHED = 100  # number of queries among which the page looks for the one to open with
 CACHED_CHECKS = 64  # number of cached calibration checks, one per position of the slider
 LOWEST, HIGHEST = -4.0, -0.1  # ends of the slider, as log10 of the prior
 
@@ -69,6 +70,8 @@ class TwoSystems:
         self.searchers: list[Searcher] = []
         self.judged: dict[str, ScoredPairs] = {}
         """Name of a system with a relevance head -> the held-out pairs with its cosines."""
+        self.first: str | None = None
+        """The query whose two lists differ most; None without judged queries."""
         self.check = lru_cache(CACHED_CHECKS)(self._check)  # a cache on the class would keep instances alive
         self.job = BackgroundJob("two systems", self._open)
 
@@ -95,6 +98,21 @@ class TwoSystems:
                 job.begin(f"measuring the probabilities of {searcher.name}")
                 with suppress(InputError):  # the page shows it
                     self.check(side, None)
+        names = list(self.qrels)[:SEARCHED]
+        step = job.begin("looking for the query that differs most", len(names))
+        self.first = max(names, key=lambda name: self._difference(name, step), default=None)
+
+    def _difference(self, query_id: str, step: Callable[..., None]) -> tuple[float, int]:
+        """Return the difference of nDCG@10 of both lists, and the number of documents that one of them lacks."""
+        step(1)
+        text = "" if self.collection is None else self.collection.queries[query_id]
+        try:
+            lists = [[hit.document_id for hit in each.find(text, query_id, 10)] for each in self.searchers]
+        except BixseError:  # a run need not answer every query
+            return -1.0, 0
+        grades = self.qrels[query_id]
+        before, after = _ndcg(grades, lists, 10) if max(grades.values()) > 0 else (0.0, 0.0)
+        return abs(after - before), len({*lists[0]} ^ {*lists[1]})
 
     @property
     def qrels(self) -> Mapping[str, Mapping[str, float]]:
@@ -122,6 +140,8 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     queries = {} if systems.collection is None else systems.collection.queries
     typed = query.get("text", "")
     query_id = query.get("query") or next((name for name, text in queries.items() if text == typed.strip()), None)
+    is_opened = not query.keys() & {"text", "query"}
+    query_id = systems.first if is_opened else query_id
     text = queries.get(query_id or "", typed)
     query_id = query_id if query_id in queries else None
     threshold = visit.real("p")
@@ -139,6 +159,7 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     return {
         "text": text,
         "query_id": query_id,
+        "searched": min(len(systems.qrels), SEARCHED) if is_opened and query_id else 0,
         "top": top,
         "tops": TOPS,
         "p": probability,
@@ -180,9 +201,13 @@ def _scores(
     grades = systems.qrels.get(query_id or "", {})
     if query_id is None or not sides or max(grades.values(), default=0) <= 0:
         return None
-    qrels, name = {query_id: grades}, f"ndcg@{cutoff}"
-    runs = [{query_id: {row.hit.document_id: -float(rank) for rank, row in enumerate(rows)}} for rows in sides]
-    return {name.replace("ndcg", "nDCG"): [evaluate_run(qrels, run, [name])[name][query_id] for run in runs]}
+    return {f"nDCG@{cutoff}": _ndcg(grades, [[row.hit.document_id for row in rows] for rows in sides], cutoff)}
+
+
+def _ndcg(grades: Mapping[str, float], lists: Sequence[Sequence[str]], cutoff: int) -> list[float]:
+    """Return the nDCG of each list of document ids, for a query with a relevant document."""
+    name, runs = f"ndcg@{cutoff}", [{document: -float(rank) for rank, document in enumerate(each)} for each in lists]
+    return [evaluate_run({"": grades}, {"": run}, [name])[name][""] for run in runs]
 
 
 def _rows(

@@ -19,7 +19,7 @@ from bixse.audit.agreement import nearest_level
 from bixse.errors import InputError, shorten
 from bixse.ui.label_log import LabelEvent
 from bixse.ui.pages.rubric import has_judge
-from bixse.ui.rubric_versions import current_rubric
+from bixse.ui.rubric_versions import current_rubric, levels_of
 from bixse.ui.workspace import Page, Visit, Workspace
 
 if TYPE_CHECKING:
@@ -41,12 +41,16 @@ def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
     """The texts of a row, the judge's answer, and people's labels; a long text is cut unless `all` names the row."""
     index, scale = workspace.index, workspace.rubric.scale
     pair = index.pair(row)
-    shown = len(pair.document) if visit.query.get("all") == str(row) else SHOWN
+    title = workspace.titles.get(pair.document_id, "")
+    title = title if pair.document.startswith(title) else ""
+    text = pair.document.removeprefix(title).lstrip()
+    shown = len(text) if visit.query.get("all") == str(row) else SHOWN
     return {
         **asdict(pair),
         "row": row,
-        "pieces": marked(pair.query, pair.document[:shown]),
-        "cut": max(0, len(pair.document) - shown),  # characters that are not shown
+        "title": title if text else "",
+        "pieces": marked(pair.query, text[:shown] or title),
+        "cut": max(0, len(text) - shown),  # characters that are not shown
         "judge": index.grade(row, scale),
         "bounds": index.bounds(row, scale),
         "probabilities": index.probabilities.get(row),
@@ -144,7 +148,8 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "shown": shown,
         "done": [card for card in done if (card["query_id"], card["document_id"]) in shown],
         "options": options(workspace),
-        "rubric": current_rubric(workspace),
+        "rubric": (rubric := current_rubric(workspace)),
+        "levels": levels_of(rubric),
         "last": None if last is None else (_word(workspace, last), last.document_id),
         "answered": sum(not desk.is_open(row, person) for row in workspace.plan.rows),
         "later": sum(bool(event.seen) for event in workspace.labels.events),

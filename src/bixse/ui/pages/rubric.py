@@ -15,7 +15,17 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import InputError, shorten
 from bixse.judging.grade import JUDGEMENTS_NAME, estimate, grade_into, ledger_of, spending_of
 from bixse.ui.label_plan import share_of
-from bixse.ui.rubric_versions import Version, change_of, changed_grades, changed_words, decide, save_version, versions
+from bixse.ui.rubric_versions import (
+    Version,
+    change_of,
+    changed_grades,
+    changed_words,
+    current_rubric,
+    decide,
+    levels_of,
+    save_version,
+    versions,
+)
 from bixse.ui.ui_settings import SEED
 from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace
 
@@ -103,7 +113,8 @@ def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         {**_result(workspace, version), "older": older, "words": changed_words(text, version.rubric)}
         for version, (older, text) in zip(edited, rubrics[1:], strict=True)
     ]
-    return {"rubric": rubrics[0][1], "entries": entries}
+    current = current_rubric(workspace)
+    return {"rubric": rubrics[0][1], "entries": entries, "current": current, "levels": levels_of(current)}
 
 
 def _result(workspace: Workspace, version: Version) -> dict[str, Any]:

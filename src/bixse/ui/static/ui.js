@@ -3,7 +3,11 @@
 
 // What stays at the top of the screen hides what is under it.
 const stay = document.querySelector(".stay");
-const measure = () => document.documentElement.style.setProperty("--stay", `${stay.offsetHeight}px`);
+const current = document.querySelector(".top [aria-current]");
+const measure = () => {
+  document.documentElement.style.setProperty("--stay", `${stay.offsetHeight}px`);
+  if (current) current.parentElement.scrollLeft = current.offsetLeft - 48; // on a phone the pages are one long line
+};
 const space = () => innerHeight - stay.offsetHeight;
 const inSight = (card) => {
   const { top, bottom, height } = card.getBoundingClientRect();

@@ -1,0 +1,498 @@
+"""Reports of results: `report` makes one self-contained page of objects in memory and of run folders."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import singledispatch
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from markupsafe import escape
+from pydantic import TypeAdapter
+
+from bixse.calibration.calibrate import Calibration
+from bixse.calibration.calibrate_files import CalibrateResult
+from bixse.data.run import finished_runs
+from bixse.data.trec import ranked, read_run
+from bixse.errors import InputError, did_you_mean, first_fault
+from bixse.evaluation.compare_evaluations import Comparisons, compare
+from bixse.evaluation.evaluate import Evaluation, read_figures
+from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.systems import RUN_NAME
+from bixse.evaluation.tasks import CollectionSource, Task, collection_task
+from bixse.files.files import read_text
+from bixse.report.page import render_report, write_report
+from bixse.report.schema import (
+    MergeCurve,
+    QueryChange,
+    RankedDocument,
+    ReportData,
+    Section,
+    SystemScores,
+    load_report_data,
+    training_curve,
+)
+from bixse.report.table import format_interval, format_number, format_verdict, metric_title
+from bixse.results import VERDICT_IN_A_SENTENCE, Comparison, Difference
+from bixse.training.dev_evaluation import dev_figures
+from bixse.training.merge import MergeResult
+from bixse.training.merge_models import Merged
+from bixse.training.recipe import Trained, TrainResult
+
+Fields: TypeAlias = dict[str, Any]
+"""Field of `ReportData` -> value; the lists and mappings of several results are joined."""
+SHOWN_CHANGES = 5
+"""Number of gains, and of losses, whose rankings are shown."""
+SHOWN_DOCUMENTS, SHOWN_LETTERS = 5, 240
+LOWEST = 10
+"""Number of queries with the lowest figures, in the report of a single system."""
+SETTINGS = (
+    "model", "models", "loss", "pairs", "scores", "collection", "split", "dev", "guard", "rerank", "seed", "precision",
+)  # fmt: skip
+"""Settings of a run that the page shows."""
+TABLES = {"sweep": ("sweep.csv",), "study": ("findings.csv", "summary.csv")}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report in memory; it shows as its page in a notebook."""
+
+    data: ReportData
+
+    def save(self, path: str | Path = "report.html") -> Path:
+        """Write the page, one file without scripts or network, and return its path."""
+        write_report(self.data, path)
+        return Path(path)
+
+    def __str__(self) -> str:
+        decisive = [each for each in self.data.comparisons if each.metric == self.data.primary_metric]
+        lines = [f"{each.system} against {each.baseline}: {format_verdict(each.difference)}" for each in decisive]
+        return "\n".join(lines or self.data.verdicts or [self.data.title])
+
+    def _repr_html_(self) -> str:
+        page = escape(render_report(self.data))
+        return f'<iframe srcdoc="{page}" sandbox style="width: 100%; height: 40rem; border: 0"></iframe>'
+
+
+def report(
+    *results: Any, baseline: str | None = None, collection: CollectionSource | Task | None = None, title: str = ""
+) -> Report:
+    """Make one page of results: verdicts with intervals, queries side by side, training, merge and probabilities.
+
+    Args:
+        results: folders of finished runs, results of `evaluate`, `compare`, `train`, `merge` and `calibrate`, or
+            mappings of a name to one of these.
+        baseline: name of the evaluation that every other one is compared with. None: the first one.
+        collection: the evaluated collection, in the forms of `evaluate`, for the texts of queries and documents. None
+            reads the one that the run folders name; without it the page shows ids.
+        title: title of the page.
+
+    Raises:
+        InputError: no result, an object or folder that is no result, evaluations of other queries, or an unknown
+            baseline.
+
+    Example:
+        >>> data = ({"q1": "copy a tree"}, {"d1": "shutil.copytree: copy a tree", "d2": "os.remove"}, {"q1": {"d1": 3}})
+        >>> from bixse.evaluation.evaluate import evaluate
+        >>> page = report({"BM25": evaluate("bm25", data)}, collection=data)
+        >>> page.data.systems[0].metrics["ndcg@10"], page.data.verdicts
+        (1.0, [])
+    """
+    given = _with_names(results)
+    evaluations = {name: result for name, (result, _) in given.items() if isinstance(result, Evaluation)}
+    if baseline is not None and baseline not in evaluations:
+        names = ", ".join(evaluations) or "none"
+        hint = did_you_mean(baseline, evaluations, "name an evaluation")
+        raise InputError(f"baseline: got {baseline!r}; expected one of the evaluations ({names}); fix: {hint}")
+    evaluations = dict(sorted(evaluations.items(), key=lambda item: item[0] != baseline))  # stable: the order stays
+    parts = [_fields(result, name) for name, (result, _) in given.items() if name not in evaluations]
+    if evaluations:
+        records = {name: record for name, (_, record) in given.items() if name in evaluations and record}
+        parts.insert(0, _of_evaluations(evaluations, records, collection))
+    runs = {name: record for name, (result, record) in given.items() if record and not isinstance(result, ReportData)}
+    parts += [_facts(name, record) for name, record in runs.items()]
+    fields = _joined(parts)
+    metrics = [metric for system in fields.get("systems", []) for metric in system.metrics]
+    return Report(ReportData(**{
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "primary_metric": PRIMARY_METRIC if PRIMARY_METRIC in metrics else next(iter(metrics), PRIMARY_METRIC),
+        **fields,
+        "title": title or fields.get("title") or f"bixse: {', '.join(given)}",
+    }))  # fmt: skip
+
+
+def _with_names(results: Sequence[Any]) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Return name -> result and the record of its folder, empty for an object; evaluations have their system's name."""
+    named: list[tuple[str, Any, dict[str, Any]]] = []
+    for result in results:
+        if isinstance(result, str | Path):
+            runs = finished_runs(Path(result)).items()
+            named += [(folder.resolve().name, _of_folder(folder, record), record) for folder, record in runs]
+        elif isinstance(result, Mapping) and not isinstance(result, Evaluation):  # a name that is given is the system's
+            for name, each in result.items():
+                each = replace(each, system=str(name)) if isinstance(each, Evaluation) else each
+                named.append((str(name), each, {}))
+        else:
+            named.append((type(result).__name__.lower(), result, {}))
+    if not named:
+        raise InputError("report: got no result; expected run folders or results; fix: report('runs/mine')")
+    if len(named) > 1 and any(isinstance(each, ReportData) for _, each, _ in named):
+        raise InputError("report: got a quick start and other runs; expected it alone; fix: leave the others out")
+    labels = [(each.system if isinstance(each, Evaluation) else "") or name for name, each, _ in named]
+    unique: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for label, (name, each, record) in zip(labels, named, strict=True):
+        shown = label if labels.count(label) == 1 else name
+        unique[shown if shown not in unique else f"{shown} ({len(unique) + 1})"] = (each, record)
+    return unique
+
+
+def _of_folder(folder: Path, record: dict[str, Any]) -> Any:
+    """Return the result of a run folder: the object that its function returns, or its fields."""
+    command, results = record["command"].split()[0], record["results"]
+    try:
+        if command == "evaluate" and "suite" not in record["config"]:
+            return _evaluation(folder)
+        if command == "train":
+            saved = {**results, "model_path": folder, "reused": True}
+            return TypeAdapter(TrainResult).validate_python(saved)
+        if command == "merge":
+            return TypeAdapter(MergeResult).validate_python(results["merge"])
+        if command == "calibrate":
+            return TypeAdapter(CalibrateResult).validate_python(results)
+        if command == "quickstart":
+            return load_report_data(folder / "results.json")
+        if command == "grade":
+            return _of_grades(**results)
+        return _of_suite(results) if command == "evaluate" else _of_tables(folder, TABLES[command])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{folder}: got results that cannot be read ({type(error).__name__}: {first_fault(error)}); expected those "
+            f"of `bixse {command}`; fix: run the command again"
+        ) from error
+
+
+def _evaluation(folder: Path) -> Evaluation:
+    record, by_query = read_figures(folder)
+    config, results = record["config"], record["results"]
+    system = str(config["model"])
+    system += f" at {config['dimensions']}" if config.get("dimensions") else ""
+    system += f", reranked by {config['rerank']}" if config.get("rerank") else ""
+    run = read_run(folder / RUN_NAME) if (folder / RUN_NAME).is_file() and (folder / RUN_NAME).stat().st_size else {}
+    task = f"{Path(config.get('collection', '')).name}, split {config.get('split', '')}"
+    return Evaluation(task, results["metrics"], by_query, run, results["seconds"], reused=True, system=system)
+
+
+def _joined(parts: Iterable[Fields]) -> Fields:
+    joined: Fields = {}
+    for name, value in ((name, value) for part in parts for name, value in part.items()):
+        if isinstance(value, list):
+            joined[name] = [*joined.get(name, []), *value]
+        else:
+            joined[name] = {**joined.get(name, {}), **value} if isinstance(value, dict) else value
+    return joined
+
+
+def _facts(name: str, record: Mapping[str, Any]) -> Fields:
+    """Return how a run was made: its command, time, settings and versions, and the time of each stage."""
+    config = {key: record["config"].get(key) for key in SETTINGS}
+    shown = [f"{key} {_listed(value)}" for key, value in config.items() if value not in (None, [], "")]
+    versions = record.get("versions", {}).get("bixse", metadata.version("bixse"))
+    text = f"bixse {record['command']} ({versions}, {record['started'][:10]}){': ' * bool(shown)}{', '.join(shown)}"
+    timings = {f"{name}: {stage}": seconds for stage, seconds in record["timings"].items()}
+    return {"facts": {name: text}, "timings": timings, "notes": _warnings(name, record["results"].get("warnings"))}
+
+
+def _listed(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _warnings(name: str, warnings: Sequence[str] | None) -> list[str]:
+    return [f"{name}: {warning}" for warning in warnings or ()]
+
+
+# Evaluations
+
+
+def _of_evaluations(
+    evaluations: Mapping[str, Evaluation], records: Mapping[str, Any], collection: CollectionSource | Task | None
+) -> Fields:
+    """Compare every evaluation with the first one, on every metric, and show queries side by side."""
+    _check_same_collection(records)
+    baseline, *others = evaluations
+    systems = [SystemScores(name=name, label=name, metrics=dict(each.metrics)) for name, each in evaluations.items()]
+    lacking = [name for name, each in evaluations.items() if not each.by_query.get(PRIMARY_METRIC)]
+    notes = [f"{name} has no values per query: no interval and no query is shown." for name in lacking]
+    fields: Fields = {"systems": systems, "notes": notes}
+    notes += [line for name, each in evaluations.items() for line in _warnings(name, each.warnings)]
+    others = [name for name in others if name not in lacking]
+    if baseline in lacking:
+        return fields
+    task, note = _task_of(records, collection)
+    notes += note
+    if not others:
+        return fields | {"sections": [_lowest(evaluations[baseline], task)]}
+    compared = {name: evaluations[name] for name in (baseline, *others)}
+    metrics = [
+        name for name in evaluations[baseline].by_query if all(name in each.by_query for each in compared.values())
+    ]
+    comparisons = {metric: compare(compared, baseline, metric) for metric in metrics}
+    decisive = comparisons[PRIMARY_METRIC]
+    if len(decisive) > 1:
+        corrected = "; ".join(f"{pair.system}: {format_number(pair.holm_p)}" for pair in decisive)
+        notes.append(f"Each verdict is for one pair alone. p corrected for {len(decisive)} pairs (Holm): {corrected}.")
+    last = decisive[-1]
+    changes = query_changes(compared[baseline], compared[last.system], task)
+    return fields | {
+        "verdicts": [summary(last.system, {baseline: last.difference}, f"queries of {evaluations[baseline].task}")],
+        "comparisons": [
+            Comparison(pair.system, baseline, metric, pair.difference)
+            for metric in metrics
+            for pair in comparisons[metric]
+        ],
+        "per_query_baseline": baseline,
+        "per_query_system": last.system,
+        "per_query": changes,
+    }
+
+
+def _check_same_collection(records: Mapping[str, Any]) -> None:
+    """Refuse evaluations of other corpora, queries, judgements or scoring: queries are compared one by one."""
+    files = {
+        name: {file: value for file, value in record["inputs"].items() if file.endswith((".jsonl", ".tsv"))}
+        | {setting: record["config"].get(setting) for setting in ("min_relevant_grade", "exclude_self")}
+        for name, record in records.items()
+    }
+    first = next(iter(files.values()), {})
+    for name, hashes in files.items():
+        if changed := [file for file in {**first, **hashes} if first.get(file) != hashes.get(file)]:
+            raise InputError(
+                f"report: got another {', another '.join(changed)} for {name} than for {next(iter(files))}; expected "
+                "evaluations of the same collection and split; fix: make one report per collection"
+            )
+
+
+def _task_of(records: Mapping[str, Any], collection: CollectionSource | Task | None) -> tuple[Task | None, list[str]]:
+    """Return the evaluated task, for its texts, or the reason why the page has ids alone."""
+    record: Mapping[str, Any] = next(iter(records.values()), {})
+    config, inputs = record.get("config", {}), record.get("inputs", {})
+    recorded = str(config.get("collection", ""))
+    if collection is None and not Path(recorded or "-").is_dir():
+        got = f"{recorded} is not there" if recorded else "No collection was given"
+        return None, [f"{got}, so queries and documents are shown by their ids."]
+    source = recorded if collection is None else collection
+    split = config.get("split", "test")
+    task = source if isinstance(source, Task) else collection_task(source, split, missing_documents="drop")
+    if changed := [name for name, value in task.inputs.items() if inputs.get(name, value) != value]:
+        return None, [f"{', '.join(changed)} changed since the evaluation, so queries and documents are shown by ids."]
+    return task, []
+
+
+def _lowest(evaluation: Evaluation, task: Task | None) -> Section:
+    values = evaluation.by_query[PRIMARY_METRIC]
+    queries = task.query_sets[0].queries if task else {}
+    lowest = sorted(values, key=lambda name: (values[name], name))[:LOWEST]
+    rows = [[queries.get(name, name), format_number(values[name])] for name in lowest]
+    title = metric_title(PRIMARY_METRIC)
+    return Section(title=f"The queries with the lowest {title}", headers=["Query", title], rows=rows)
+
+
+def query_changes(before: Evaluation, after: Evaluation, task: Task | None) -> list[QueryChange]:
+    """Return nDCG@10 before and after of each query, with both rankings of the queries that change most."""
+    old, new = before.by_query[PRIMARY_METRIC], after.by_query[PRIMARY_METRIC]
+    order = sorted(new, key=lambda name: (old[name] - new[name], name))
+    gains, losses = ([name for name in order if sign * (new[name] - old[name]) > 0] for sign in (1, -1))
+    shown = {*gains[:SHOWN_CHANGES], *losses[-SHOWN_CHANGES:]} if before.run and after.run else set[str]()
+    best = {name: [ranked(each.run.get(name, {}))[:SHOWN_DOCUMENTS] for each in (before, after)] for name in shown}
+    wanted = {document for lists in best.values() for each in lists for document in each}
+    texts = {name: text for name, text in task.documents() if name in wanted} if task and wanted else {}
+    queries, qrels = (task.query_sets[0].queries, task.query_sets[0].qrels) if task else ({}, {})
+
+    def document(query: str, name: str) -> RankedDocument:
+        text = texts.get(name, "")
+        cut = text[:SHOWN_LETTERS] + " …" * (len(text) > SHOWN_LETTERS)
+        return RankedDocument(document_id=name, text=cut, grade=qrels.get(query, {}).get(name))
+
+    return [
+        QueryChange(
+            query_id=name,
+            query=queries.get(name, name),
+            baseline_score=old[name],
+            system_score=new[name],
+            rankings=(
+                [document(name, each) for each in best[name][0]],
+                [document(name, each) for each in best[name][1]],
+            )
+            if name in best
+            else ([], []),
+        )
+        for name in new
+    ]
+
+
+def summary(system: str, gaps: Mapping[str, Difference], where: str) -> str:
+    """Return the verdicts on a system against each baseline as a sentence.
+
+    Example:
+        >>> summary("BiXSE", {"BM25": Difference(0.02, 0.01, 0.03, 0.01, 300)}, "held-out queries")
+        'BiXSE is better than BM25 on the held-out queries.'
+    """
+    reason = {"no difference": " (the interval holds 0)"}
+    parts = [
+        f"{VERDICT_IN_A_SENTENCE[gap.verdict]} {other}" + (f" ({gap.few})" if gap.few else reason.get(gap.verdict, ""))
+        for other, gap in gaps.items()
+    ]
+    return f"{system} is {' and '.join(parts)} on the {where}."
+
+
+def _of_suite(results: Mapping[str, Any]) -> Fields:
+    """Return the means of a suite, whose record has differences and no values per query."""
+    systems = [SystemScores(name=name, label=name, metrics=each["means"]) for name, each in results["systems"].items()]
+    queries = {
+        name: sum(task["queries"] for task in each["tasks"].values()) for name, each in results["systems"].items()
+    }
+    comparisons = [
+        Comparison(each["a"], each["b"], next(iter(systems[0].metrics)),
+                   Difference(each["mean"], each["low"], each["high"], each["bootstrap_p"], queries[each["a"]]))
+        for each in results["comparisons"]
+    ]  # fmt: skip
+    notes = ["The record of a suite has no values per query: its queries are not shown.", *results["notes"]]
+    return {"systems": systems, "comparisons": comparisons, "notes": notes}
+
+
+# Other results
+
+
+@singledispatch
+def _fields(result: Any, name: str) -> Fields:
+    """Return the fields of a result without values per query."""
+    raise InputError(
+        f"report: got {type(result).__name__} for {name}; expected run folders, or results of evaluate, compare, "
+        "train, merge or calibrate; fix: report(evaluation), or report('runs/mine')"
+    )
+
+
+@_fields.register
+def _(result: dict, name: str) -> Fields:  # type: ignore[type-arg]  # fields that a folder gave
+    titled = [
+        section.model_copy(update={"title": f"{name}: {section.title}"}) for section in result.get("sections", [])
+    ]
+    return {**result, "sections": titled}
+
+
+@_fields.register
+def _(result: ReportData, name: str) -> Fields:
+    return {field: getattr(result, field) for field in ReportData.model_fields}
+
+
+@_fields.register
+def _(result: Comparisons, name: str) -> Fields:
+    names = dict.fromkeys(side for pair in result for side in (pair.baseline, pair.system))
+    return {
+        "systems": [SystemScores(name=each, label=each, metrics={}) for each in names],
+        "primary_metric": result[0].metric,
+        "comparisons": [Comparison(pair.system, pair.baseline, pair.metric, pair.difference) for pair in result],
+        "notes": [f"{name} has differences alone: no mean and no query is shown."],
+    }
+
+
+@_fields.register(Trained)
+@_fields.register(TrainResult)
+def _(result: Trained | TrainResult, name: str) -> Fields:
+    best_step, figures = getattr(result, "best_step", None), dev_figures(result.history)
+    training: Fields = {"training": [training_curve(name, result.history, best_step)]}
+    if result.merge is not None:
+        return _joined([training, _fields(result.merge, name)])
+    if best_step not in figures:
+        return training
+    steps = {"before training": 0, f"step {best_step}": best_step}
+    return training | {
+        "systems": [
+            SystemScores(name=f"{name}, {label}", label=f"{name}, {label}", metrics={"ndcg@10 on dev": figures[step]})
+            for label, step in steps.items()
+            if step in figures
+        ],
+        "notes": [f"{name}: the log has no values per query on dev, so no interval is shown."],
+    }
+
+
+@_fields.register(Merged)
+@_fields.register(MergeResult)
+def _(result: Merged | MergeResult, name: str) -> Fields:
+    result = result.result if isinstance(result, Merged) else result
+    if not result.points:
+        return {"sections": [Section(title=f"{name}: merge", lines=result.lines())]}
+    labels = {0.0: "base model", 1.0: "tuned", result.weight: f"merged (weight {result.weight:g})"}
+    kinds = {"tuned": labels[1.0], "merged": labels[result.weight]}
+    points = {point.weight: point for point in result.points if point.weight in labels}
+    comparisons: dict[str, list[Comparison]] = {"dev": [], "guard": []}
+    for change in result.changes:
+        if change.model == "merged" or result.weight != 1:  # at weight 1 both are one model
+            gap = Difference(change.mean, change.low, change.high, change.p_value, change.queries)
+            names = f"{name}, {kinds[change.model]}", f"{name}, {labels[0.0]}"
+            comparisons[change.role].append(Comparison(*names, f"ndcg@10 on {change.collection}", gap))
+    return {
+        "systems": [
+            SystemScores(
+                name=f"{name}, {label}",
+                label=f"{name}, {label}",
+                metrics={f"ndcg@10 on {collection}": score for collection, score in points[weight].scores.items()},
+            )
+            for weight, label in sorted(labels.items())
+        ],
+        "comparisons": comparisons["dev"],
+        "guard": comparisons["guard"],
+        "merges": [merge_curve(name, result)],
+        "notes": [f"{name}: dev has chosen the weight, so its figures are optimistic; evaluate on other queries."]
+        * (result.candidates > 1),
+    }
+
+
+def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
+    """Return a merge's scores as a curve of the report."""
+    guards = sorted({change.collection for change in merged.changes if change.role == "guard"})
+    reason = ". ".join(merged.reason())
+    return MergeCurve(system=system, weight=merged.weight, points=merged.points, reason=reason, guards=guards)
+
+
+@_fields.register(Calibration)
+@_fields.register(CalibrateResult)
+def _(result: Calibration | CalibrateResult, name: str) -> Fields:
+    rows = [
+        [
+            f"{point.wanted:g}" + " (not reached)" * (not point.is_reached),
+            f"{point.threshold:.4g}",
+            f"{format_number(point.precision)} {format_interval(*point.interval or (None, None))}",
+            format_number(point.recall),
+            str(point.pairs),
+        ]
+        for point in getattr(result, "points", ())
+    ]
+    auc = [] if result.check.auc is None else [f"{result.check.auc} of one threshold for all queries."]
+    headers = ["Precision wanted", "Probability from", "Precision", "Recall", "Pairs"]
+    section = Section(title=f"{name}: thresholds on held-out pairs", lines=auc, headers=headers, rows=rows)
+    return {
+        "verdicts": [f"{name}: {result.check.finding}."],
+        "calibrations": {f"{name}, {kind}": each for kind, each in result.check.reports.items()},
+        "sections": [section] if rows or auc else [],
+    }
+
+
+def _of_grades(summary: Mapping[str, Any], judge: str, **rest: Any) -> Fields:
+    """Return the statuses and the spread of a judge's grades."""
+    graded, tenths = summary["statuses"].get("graded", 0), summary["relevance_tenths"]
+    mean = "" if summary["mean_relevance"] is None else f", mean relevance {format_number(summary['mean_relevance'])}"
+    rows = [[f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", str(count)] for tenth, count in enumerate(tenths)]
+    statuses = ", ".join(f"{count} {status}" for status, count in summary["statuses"].items())
+    lines = [f"{graded} of {summary['pairs'] + summary['not_asked']} pairs graded by {judge}{mean}.",
+             f"Answers: {statuses or 'none'}."]  # fmt: skip
+    return {"sections": [Section(title="grades", lines=lines, headers=["Relevance", "Pairs"], rows=rows)]}
+
+
+def _of_tables(folder: Path, files: Sequence[str]) -> Fields:
+    tables = {Path(file).stem: list(csv.reader(io.StringIO(read_text(folder / file)))) for file in files}
+    return {"sections": [Section(title=name, headers=head, rows=rows) for name, (head, *rows) in tables.items()]}
