@@ -15,7 +15,7 @@ with seed r; K = 1 takes the best document of a query, K = 4 three more.
   4 and 8 workers that tokenise.
 - `stock, cached`: the tuned one with `CachedMultipleNegativesRankingLoss(mini_batch_size=8)`: it encodes every text
   twice, but pads within eight texts only, which pays where texts are long and of unlike length.
-- `bixse` and `infonce`: `bixse.training.recipe.train_into` with these losses and its other settings as they come;
+- `bixse` and `infonce`: `bixse.training.train.train_into` with these losses and its other settings as they come;
 - `bixse, no dropout` with `dropout: 0`.
 
 `--model` trains another folder with bixse alone; a decoder is made bidirectional, with mean pooling.
@@ -63,7 +63,7 @@ from bixse.encoders.loading.precision import bf16_is_fast, default_device, resol
 from bixse.files.files import CACHE_VARIABLE, NO_CACHE
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
-from bixse.training.recipe import train_into
+from bixse.training.train import train_into
 from measuring import (
     OUT,
     Option,

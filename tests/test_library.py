@@ -3,6 +3,7 @@
 The Python of README.md and docs/python.md runs too.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 import bixse
@@ -21,7 +23,7 @@ from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError, InterruptedRunError, OutputExistsError
 from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import StopOnInterrupt
-from bixse.training.recipe import train_into
+from bixse.training.train import train_into
 
 ACTIONS = """
 copy move delete rename open close read write list sort search replace split join parse format encode decode compress
@@ -171,6 +173,47 @@ def test_training_objects_into_a_folder_continues_an_interrupted_run(objects, st
     assert not list((tmp_path / "temporary").iterdir())
 
 
+def test_objects_with_ids_of_any_text_are_trained_and_their_content_names_the_run(student, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    corpus = {f"document {word}\n": {"title": word, "text": f"{word} a file"} for word in ACTIONS}
+    queries = {f"query\t{word}": f"{word} the file" for word in ACTIONS}
+    qrels = {f"query\t{word}": {f"document {word}\n": 3} for word in ACTIONS}
+    rows = [
+        {"query_id": f" {word}", "query": f"{word} one", "document_id": f"{word} ", "document": word, "relevance": 1.0}
+        for word in ACTIONS
+    ]
+    model, out = SentenceTransformer(str(student)), tmp_path / "out"
+    guard = bixse.Collection.of((queries, corpus, qrels), "other split")
+
+    def train(pairs=rows, out=out, dev=(queries, corpus, qrels), **changes):
+        return bixse.train(model, pairs, dev=dev, guard=guard, guard_split="other split", out=out, **SHORT, **changes)
+
+    trained, record = train(), json.loads((out / "run.json").read_text())
+    hashes = record["inputs"]
+    assert set(hashes) == {"model", "pairs", "dev", "guard"} and all(len(value) == 64 for value in hashes.values())
+    named = {record["config"][name] for name in ("model", "pairs", "dev", "guard")}
+    assert named == {"in memory"} and "bixse-train-" not in json.dumps(record)
+    written = (out / "run.json").stat().st_mtime_ns
+    again = train(dev=bixse.Collection.of((queries, corpus, qrels), "dev"))
+    assert again.history == trained.history and (out / "run.json").stat().st_mtime_ns == written
+    changed = {
+        "pairs": {"pairs": [{**rows[0], "task": "t"}, *rows[1:]]},
+        "dev": {"dev": (queries, {**corpus, "one more": "text"}, qrels)},
+    }
+    for name, change in changed.items():
+        with pytest.raises(OutputExistsError, match=rf"changed: {name} \(its content\)"):
+            train(**change)
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.5)
+    with pytest.raises(OutputExistsError, match=r"changed: model \(its content\)"):
+        train()
+    merged = bixse.merge(model, trained.model, dev=(queries, corpus, qrels), pairs=rows, out=tmp_path / "merged")
+    record = json.loads((tmp_path / "merged" / "run.json").read_text())
+    assert record["config"]["models"] == ["model 1 in memory", "model 2 in memory"]
+    assert merged.model.head is not None and {"pairs", "dev", "0/model", "1/model"} == set(record["inputs"])
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("bixse-")] == []
+
+
 def test_mined_pairs_of_objects_are_those_of_files(objects, student, actions, tmp_path):
     collection = load_collection(actions)
     options = {"per_query": 2, "verbose": False, "seed": 3}
@@ -200,7 +243,7 @@ def test_merged_objects_are_those_of_files(objects, student, actions, tmp_path):
     written = (tmp_path / "out" / "model" / "model.safetensors").stat().st_mtime_ns
     assert bixse.merge(*models, weights=[0.5, 0.5], out=tmp_path / "out").weight == 0.5
     assert (tmp_path / "out" / "model" / "model.safetensors").stat().st_mtime_ns == written
-    with pytest.raises(OutputExistsError, match=r"1/model/model\.safetensors"):
+    with pytest.raises(OutputExistsError, match=r"changed: 1/model \(its content\)"):
         bixse.merge(models[0], models[0], weights=[0.5, 0.5], out=tmp_path / "out")
     vectors = [model.encode("copy a file", normalize_embeddings=False) for model in (*models, half.model)]
     assert np.allclose(vectors[2], (vectors[0] + vectors[1]) / 2, atol=1e-6)  # the mean of token embeddings is linear
@@ -222,7 +265,12 @@ DEV = ({"q": "copy"}, {"d": "shutil.copy"}, {"q": {"d": 1}})
         ({"pairs": [{**PAIR, "relevance": 3.0}]}, "got relevance 3; expected a number in"),
         ({"pairs": 7}, "pairs: got int; expected a Dataset, a frame"),
         ({"dev": (DEV[1], DEV[0], DEV[2])}, r"pass \(queries, corpus, qrels\) in this order"),
-        ({"dev": (*DEV[:2], {"q": {"e": 1}})}, "documents that the corpus lacks"),
+        ({"dev": (*DEV[:2], {"q": {"e": 1}})}, "dev: 1 error.*documents that the corpus lacks"),
+        ({"dev": (*DEV[:2], {"q": {}})}, "dev: got no judgement above 0"),
+        ({"dev": ({"q": " "}, *DEV[1:])}, "queries: got .*; expected a text"),
+        ({"dev": (DEV[0], {"d": "\ud800"}, DEV[2])}, "corpus: got .*; expected a text"),
+        ({"dev": bixse.Collection.of(DEV, "test")}, "got split 'dev'; expected one of test"),
+        ({"dev": [DEV, DEV], "guard": [DEV], "guard_split": ("a", "b")}, "got 2 guard splits for 1 guard collections"),
         ({"num_train_epoch": 2}, "did you mean 'optimizer.num_train_epochs'"),
     ],
 )

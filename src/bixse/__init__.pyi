@@ -51,8 +51,8 @@ from .losses.pairwise import LambdaLoss as LambdaLoss
 from .losses.pairwise import PairwiseBCELoss as PairwiseBCELoss
 from .losses.relevance_head import SaveRelevanceHead as SaveRelevanceHead
 from .losses.relevance_head import save_relevance_head as save_relevance_head
-from .training.recipe import train as train
-from .training.recipe import Trained as Trained
+from .training.train import train as train
+from .training.train import Trained as Trained
 from .training.config import TrainConfig as TrainConfig
 from .training.loop.trainer import GradedTrainer as GradedTrainer
 from .training.loop.trainer import GradedTrainingArguments as GradedTrainingArguments

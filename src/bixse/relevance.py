@@ -1,12 +1,18 @@
-"""The affine map between an ordinal grade scale and relevance in [0, 1]."""
+"""Grades and rankings: the affine map from a grade scale to relevance in [0, 1], and the order of scores."""
 
 from __future__ import annotations
 
+import math
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
-from bixse.errors import InputError
+import numpy as np
+from numpy.typing import NDArray
+
+from bixse.errors import InputError, shorten
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, float]]
 Ranking: TypeAlias = Mapping[str, Mapping[str, float]]
@@ -86,3 +92,35 @@ def best_first(
     order = sorted(range(len(documents)), key=lambda position: -scores[position])[:top_k]
     texts = [{"text": documents[position]} if return_documents else {} for position in order]
     return [{"corpus_id": n, "score": float(scores[n]), **text} for n, text in zip(order, texts, strict=True)]
+
+
+def ranked(scores: Mapping[str, float]) -> list[str]:
+    """Return document ids as trec_eval ranks them: score descending in float32, ties by document id descending.
+
+    trec_eval stores scores as C floats and ignores the order and the ranks of a run (`form_res_rels.c`), so two scores
+    that differ only beyond float32 are a tie.
+    """
+    with np.errstate(over="ignore"):  # a score beyond float32 is infinite, as a C float is
+        values = numbers(scores, "score", infinite=True).astype(np.float32)
+    return [document_id for _, document_id in sorted(zip(values.tolist(), scores, strict=True), reverse=True)]
+
+
+def numbers(entries: Mapping[str, Any], what: str, infinite: bool = False) -> NDArray[np.float64]:
+    """Return the values of documents as an array; raise InputError for NaN, text, and infinity unless `infinite`."""
+    if all(issubclass(kind, Real) for kind in {*map(type, entries.values())}):
+        values = np.fromiter(entries.values(), dtype=np.float64, count=len(entries))
+        if not (np.isnan(values) if infinite else ~np.isfinite(values)).any():
+            return values
+    valid = (lambda value: not math.isnan(value)) if infinite else math.isfinite
+    wrong = next(name for name, value in entries.items() if not isinstance(value, Real) or not valid(value))
+    raise InputError(
+        f"{what} of document {wrong!r}: got {shorten(entries[wrong])}; expected a {'' if infinite else 'finite '}"
+        "number; fix: drop it, or make it a number with float()"
+    )
+
+
+def normal_form(text: str) -> str:
+    r"""Return the text for comparisons: NFKC, case folded, white space as one space."""
+    # NFKC leaves ASCII as it is, and lower() is then equal to casefold() and faster
+    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(folded.split())

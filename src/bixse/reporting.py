@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from bixse.calibration.calibrate import Calibration
 from bixse.calibration.calibrate_files import CalibrateResult
 from bixse.data.run import finished_runs
-from bixse.data.trec import ranked, read_run
+from bixse.data.trec import read_run
 from bixse.errors import InputError, did_you_mean, first_fault
 from bixse.evaluation.compare_evaluations import Comparisons, compare
 from bixse.evaluation.evaluate import Evaluation, read_figures
@@ -26,6 +26,7 @@ from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import RUN_NAME
 from bixse.evaluation.tasks import CollectionSource, Task, collection_task
 from bixse.files.files import read_text
+from bixse.relevance import ranked
 from bixse.report.page import render_report, write_report
 from bixse.report.schema import (
     MergeCurve,
@@ -42,7 +43,8 @@ from bixse.results import VERDICT_IN_A_SENTENCE, Comparison, Difference
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.merge import MergeResult
 from bixse.training.merge_models import Merged
-from bixse.training.recipe import Trained, TrainResult
+from bixse.training.recipe import TrainResult
+from bixse.training.train import Trained
 
 Fields: TypeAlias = dict[str, Any]
 """Field of `ReportData` -> value; the lists and mappings of several results are joined."""

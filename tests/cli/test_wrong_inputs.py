@@ -15,7 +15,7 @@ from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import InputError, StorageError
 from bixse.training.config import TrainConfig
-from bixse.training.recipe import train_into
+from bixse.training.train import train_into
 from helpers.toy import save_toy
 
 SLOW = ("torch", "transformers", "sentence_transformers", "pandas", "datasets", "sklearn")

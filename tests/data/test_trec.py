@@ -8,8 +8,9 @@ import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bixse.data.trec import ranked, read_qrels, read_run, write_qrels, write_run
+from bixse.data.trec import read_qrels, read_run, write_qrels, write_run
 from bixse.errors import InputError
+from bixse.relevance import ranked
 from helpers.row_files import faults
 
 

@@ -18,7 +18,7 @@ from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead, Threshold, save_heads
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, prompt_for, prompts_hash, use_task
-from bixse.encoders.loading.build import build_encoder, demo_model_path, load_relevance_model
+from bixse.encoders.loading.build import build_encoder, demo_model_path, load_relevance_model, model_hashes
 from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
 from bixse.encoders.serving import NEW_TYPE, POOLING_KEYS, older_settings
 from bixse.errors import InputError, ModelError, StorageError
@@ -29,6 +29,27 @@ from helpers.hub_cache import put_into_hub_cache
 from helpers.rerankers import scorer_of
 
 TEXTS = ["copy a file", "sleep in a thread", "move a folder"]
+
+
+def test_a_model_in_memory_becomes_what_its_saved_folder_would_be(tiny_model_path, tmp_path):
+    model = SentenceTransformer(str(tiny_model_path), prompts={"query": "find: "}, device="cpu", truncate_dim=4)
+    model.max_seq_length = 7
+    model.save_pretrained(str(tmp_path))
+    hashes = model_hashes(model)
+    forward, model.forward = model.forward, None  # a trainer leaves a wrapped one
+    copied, loaded = build_encoder(model, device="cpu"), build_encoder(tmp_path, device="cpu")
+    model.forward = forward
+    for kind in ("query", "document"):
+        assert np.array_equal(*(encode_texts(each, TEXTS, kind) for each in (copied, loaded)))
+    assert model_hashes(copied) == hashes == model_hashes(loaded) and copied.get_embedding_dimension() == 4
+    copied.head = RelevanceHead(20.0, -10.0)
+    again = build_encoder(copied, device="cpu")
+    with torch.no_grad():
+        next(copied.parameters()).mul_(2)
+    assert again.head == RelevanceHead(20.0, -10.0, dimensions=4)
+    assert model_hashes(copied) != hashes == model_hashes(again)
+    model.prompts["query"] = "search: "
+    assert model_hashes(model) != hashes and copied.prompts["query"] == "find: "
 
 
 def test_rank_is_that_of_a_cross_encoder(tiny_model):

@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bixse.data.trec import ranked
 from bixse.encoders.loading.build import load_scorer
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.reranking import RerankedSystem
 from bixse.evaluation.systems import Bm25System, RunFileSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.relevance import DEPTH
+from bixse.relevance import DEPTH, ranked
 from helpers.rerankers import save_reranker
 
 

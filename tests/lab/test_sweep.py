@@ -14,7 +14,7 @@ from bixse.lab.lab_config import SweepConfig
 from bixse.lab.sweep import SweepRow, plan_arms, sweep, undecided_of
 from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
-from bixse.training.recipe import train_into
+from bixse.training.train import train_into
 from helpers.row_files import yaml_file
 
 BASE = {"pairs": "pairs.jsonl", "dev": "collection"}

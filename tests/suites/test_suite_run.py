@@ -2,6 +2,7 @@ import pytest
 
 from bixse.cli.verbs.evaluate import EvaluateSettings
 from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.cut import cut_collection
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.relevance_model import set_instructions
@@ -9,7 +10,7 @@ from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation import block_search
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem
-from bixse.evaluation.tasks import collection_task, cut_collection
+from bixse.evaluation.tasks import collection_task
 from bixse.suites.known_suites import SUITES
 from bixse.suites.suite_run import evaluate_suite, short_task
 from helpers.toy import save_toy

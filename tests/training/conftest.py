@@ -10,7 +10,7 @@ from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.errors import InterruptedRunError
 from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import StopOnInterrupt
-from bixse.training.recipe import train_into
+from bixse.training.train import train_into
 
 SHARED_QUERIES = 45
 """Queries of two tasks, of sizes no batch divides: the last batches are uneven among the processes."""

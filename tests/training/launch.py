@@ -21,7 +21,7 @@ def free_port():
 TRAIN_ALL = """
 import sys, pathlib, yaml
 from bixse.training.config import TrainConfig
-from bixse.training.recipe import train_into
+from bixse.training.train import train_into
 for config, out in zip(sys.argv[1::2], sys.argv[2::2]):
     train_into(TrainConfig.load(pathlib.Path(config)), pathlib.Path(out), progress=False)
 """

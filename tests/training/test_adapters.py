@@ -16,8 +16,8 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.files.files import HASHES_FILE, damage
 from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_figures
-from bixse.training.inputs import make_loss
-from bixse.training.recipe import train_into
+from bixse.training.recipe import make_loss
+from bixse.training.train import train_into
 from helpers.command import odd_modes
 
 
@@ -44,8 +44,8 @@ class TestAdapters:
         assert all(sees_whole_text(model[0]) for model in (whole, adapters, plain))
         assert 0 < whole.relevance("copy the file", ["copy a file"])[0] < 1
 
-    def test_dropout_of_the_encoder_leaves_the_dropout_of_adapters(self, run_config):
-        model = make_loss(run_config(lora={"dropout": 0.5}, dropout=0.0), None).model
+    def test_dropout_of_the_encoder_leaves_the_dropout_of_adapters(self, run_config, tiny_model_path):
+        model = make_loss(run_config(lora={"dropout": 0.5}, dropout=0.0), tiny_model_path).model
         assert {part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)} == {0.0, 0.5}
 
     @pytest.mark.parametrize("lora", [pytest.param(None, marks=pytest.mark.slow), {"rank": 4}])

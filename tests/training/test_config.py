@@ -15,9 +15,8 @@ from bixse.losses.catalogue import LOSSES, LOSSES_THAT_LEFT
 from bixse.training import checks
 from bixse.training.checks import check_learned, embedding_spreads
 from bixse.training.config import OptimizerConfig, TrainConfig
-from bixse.training.inputs import make_loss
 from bixse.training.loop.trainer import GradedTrainer
-from bixse.training.setup import training_arguments
+from bixse.training.recipe import make_loss, training_arguments
 from helpers.row_files import yaml_file
 
 UNKNOWN = "got an unknown key; expected a known one"
@@ -126,7 +125,7 @@ def test_the_rates_of_the_encoder_and_of_the_bias(tiny_model_path, tmp_path):
     optimizer = OptimizerConfig(global_batch_size=64, bias_lr_multiplier=10)
     config = TrainConfig(pairs="p.csv", model=str(tiny_model_path), optimizer=optimizer)
     assert training_arguments(config, tmp_path, None).learning_rate == 2e-4
-    assert make_loss(config, None).multiplier == 10
+    assert make_loss(config, config.model).multiplier == 10
     with pytest.raises(ValueError, match=r"optimizer\.bias_lr_multiplier"):
         TrainConfig(pairs="p.csv", loss_options={"bias_lr_multiplier": 10})
 
@@ -134,7 +133,7 @@ def test_the_rates_of_the_encoder_and_of_the_bias(tiny_model_path, tmp_path):
 def test_a_batch_that_the_processes_cannot_share_and_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="report_to: got mlflow; "):
         training_arguments(TrainConfig(pairs="p.csv", report_to=["mlflow"]), tmp_path, None)
-    monkeypatch.setattr("bixse.training.setup.world_size", lambda: 3)
+    monkeypatch.setattr("bixse.training.recipe.world_size", lambda: 3)
     with pytest.raises(InputError) as caught:
         training_arguments(TrainConfig(pairs="p.csv"), tmp_path, None)
     assert (caught.value.where, caught.value.fix) == ("global_batch_size", "set it to 15")

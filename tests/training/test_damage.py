@@ -17,8 +17,8 @@ from bixse.losses import BiXSELoss
 from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import STATE_FILE, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-from bixse.training.recipe import train_into
 from bixse.training.sharding import check_can_be_sharded, load_weights, save_shards
+from bixse.training.train import train_into
 from helpers.command import odd_modes
 
 pytestmark = pytest.mark.precision("float32")

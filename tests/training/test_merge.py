@@ -22,11 +22,11 @@ from bixse.evaluation.statistics import paired_difference
 from bixse.progress import Progress
 from bixse.search.store import EmbeddingStore
 from bixse.training.config import MergeConfig, MergeModelsConfig
-from bixse.training.dev_evaluation import Split, load_watched
+from bixse.training.given import Split, load_watched
 from bixse.training.loop.batches import BatchPlan, GroupDataset
 from bixse.training.merge import Change, MergeResult, _change, _choose, set_best_weights
 from bixse.training.merge_models import merge_into
-from bixse.training.recipe import train_into
+from bixse.training.train import train_into
 from helpers.command import call
 from helpers.toy import action_collection
 
@@ -289,7 +289,7 @@ class TestPool:
         for weight in (0.0, 1.0):
             interpolate(model, base, tuned, weight)
             store = EmbeddingStore(model)
-            store.encode([document.content for document in watch(None)[0].collection.corpus.values()])
+            store.encode(list(watch(None)[0].corpus.values()))
             assert store.encoded == 0, "also where the search for the pool encoded them"
 
 
@@ -349,7 +349,7 @@ class TestTraining:
         whole = train_guarded("whole")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(
-                "bixse.training.finish.set_best_weights", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt)
+                "bixse.training.recipe.set_best_weights", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt)
             )
             train_guarded("killed")
         again = train_guarded("killed")

@@ -7,7 +7,7 @@ import pytest
 from launch import ACCELERATE, TOLERANCE, compare, finish, free_port, run_all, settings_file, start
 
 from bixse.training.config import TrainConfig
-from bixse.training.recipe import train_into
+from bixse.training.train import train_into
 
 pytestmark = pytest.mark.precision("float32")
 CACHED = {"gradient_cache": True, "mini_batch_size": 4}

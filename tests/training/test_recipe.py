@@ -28,7 +28,7 @@ from bixse.training.loop.batches import GradedCollator
 from bixse.training.loop.checkpoints import checkpoint_to_resume, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge_models import merge_into
-from bixse.training.recipe import train_into
+from bixse.training.train import train_into
 from helpers.batches import QUICK
 from helpers.server_readers import text_embeddings_inference, vllm_before_september_2026
 

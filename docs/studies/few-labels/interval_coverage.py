@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from bixse.audit.labels import read_labels
-from bixse.data.trec import ranked
 from bixse.evaluation.metrics import evaluate_run
 from bixse.lab.few_labels import evaluate_few_labels
-from bixse.relevance import GradeScale
+from bixse.relevance import GradeScale, ranked
 
 SCALE = GradeScale(0, 3)
 SYSTEMS = {"A": ("RMITIR-llama70B", 1.5), "B": ("TREMA-4prompts", 3.0)}

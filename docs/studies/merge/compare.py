@@ -30,7 +30,7 @@ from bixse.losses.catalogue import build_loss
 from bixse.search.search_collection import encode_collection
 from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
-from bixse.training.setup import training_arguments
+from bixse.training.recipe import training_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -33,7 +33,7 @@ from bixse.lab.studies.study import crossed_interval
 from bixse.training import setup
 from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
-from bixse.training.recipe import train_into
+from bixse.training.train import train_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -24,12 +24,11 @@ from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
-from bixse.relevance import DEPTH
 from bixse.search.bm25 import BM25
 from bixse.search.search_collection import encode_collection
 from bixse.training.config import TrainConfig
-from bixse.training.dev_evaluation import DevEvaluator, candidate_corpus, small_evaluator
-from bixse.training.recipe import train_into
+from bixse.training.dev_evaluation import DevEvaluator, Watched, WatchedQueries
+from bixse.training.train import train_into
 
 if TYPE_CHECKING:
     import torch
@@ -151,16 +150,15 @@ def main() -> None:
 
 def dev_evaluator(collection: Collection, full: bool) -> DevEvaluator:
     """Graded nDCG@10 on the dev queries, over the full corpus or the documents judged or hard before training."""
-    qrels = collection.qrels["dev"]
-    queries = {query_id: collection.queries[query_id] for query_id in qrels}
+    dev = WatchedQueries("pydocs", collection.queries, collection.qrels["dev"])
+    texts = {document_id: document.content for document_id, document in collection.corpus.items()}
+    corpus = Watched("pydocs", texts, (dev,))
     if full:
-        texts = {document_id: document.content for document_id, document in collection.corpus.items()}
-        return DevEvaluator([small_evaluator("pydocs", texts, queries, qrels, PYDOCS_RELEVANT_GRADE)])
-    base = encode_collection(build_encoder("demo", 128), collection, list(qrels))
-    index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
-    runs = [index.search(queries, DEPTH), base.search(list(qrels))]
-    corpus = candidate_corpus(collection, qrels, runs, CANDIDATES)
-    return DevEvaluator([small_evaluator("pydocs", corpus, queries, qrels, PYDOCS_RELEVANT_GRADE)])
+        return DevEvaluator([corpus], PYDOCS_RELEVANT_GRADE)
+    base = encode_collection(build_encoder("demo", 128), collection, list(dev.judged))
+    queries = {query_id: collection.queries[query_id] for query_id in dev.judged}
+    runs = [BM25(list(texts), list(texts.values())).search(queries, CANDIDATES), base.search(list(queries), CANDIDATES)]
+    return DevEvaluator([corpus.narrowed(dev, runs)], PYDOCS_RELEVANT_GRADE)
 
 
 def train_cell(cell: dict[str, Any], work: Path) -> torch.nn.Module:

@@ -16,13 +16,13 @@ from transformers import TrainerCallback
 
 from bixse.cli.main import main
 from bixse.encoders.loading.backbones import backbones, transformer_blocks
-from bixse.training import recipe, setup
+from bixse.training import recipe
 
 LIMIT = 0.002
 """Largest distance |w - w0| / |w0|. One pass of pydocs without a limit ends at .0054."""
 FROZEN = {"frozen": 0, "frozen-3": 3}
 """Variant -> number of lowest layers that are not trained, as the token embeddings are not."""
-make_loss, make_trainer = setup.make_loss, recipe.make_trainer
+make_loss, make_trainer = recipe.make_loss, recipe.make_trainer
 
 
 def frozen(*args: Any) -> Any:
@@ -56,7 +56,7 @@ def near(*args: Any) -> Any:
 
 if __name__ == "__main__":
     if sys.argv[1] in FROZEN:
-        setup.make_loss = frozen
+        recipe.make_loss = frozen
     else:
         recipe.make_trainer = near
     sys.exit(main(["train", *sys.argv[2:]]))

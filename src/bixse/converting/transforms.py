@@ -19,7 +19,7 @@ from bixse.data.columns import SCHEMA, with_columns_of
 from bixse.data.draws import ROUNDING, check_shares, draws, hashed, part_numbers, unit_numbers
 from bixse.data.graded_pairs import Pairs
 from bixse.errors import SEEDS, InputError
-from bixse.files.values import normal_form
+from bixse.relevance import normal_form
 
 Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
 """A column that rows are compared by: ids and task literally, texts in their `normal_form`."""

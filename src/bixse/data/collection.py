@@ -14,15 +14,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import pyarrow as pa
 
 from bixse.data.draws import split_queries
-from bixse.data.given import DOCUMENT_COLUMNS, QUERY_COLUMNS, check_by_id, check_texts, read_given
+from bixse.data.given import DOCUMENT_COLUMNS, QUERY_COLUMNS, check_by_id, check_texts, is_text, read_given
 from bixse.data.joined import Twins, Unjoined, check_joined, unjoined_judgements, warn_of, without_relevant
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError
 from bixse.files.files import file_hash, json_hash
 from bixse.files.parquet import spool
 from bixse.files.rows import BLOCK_ROWS, check_first_rows, kind_of, other_form, read_blocks, write_rows
-from bixse.files.values import normal_form
-from bixse.relevance import Qrels  # noqa: TC001 (the annotations of a public class)
+from bixse.relevance import Qrels, normal_form
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """The treatment of judgements that name a document which the corpus lacks."""
@@ -129,11 +128,9 @@ class Collection:
         warnings = [*given.notes, *check_texts(texts, held.queries), *check_texts(held.queries, texts, "queries")]
         empty = [name for name, document in held.corpus.items() if not document.content]
         _refuse_all_empty(Path("documents"), len(held.corpus), len(empty))
+        warnings += warn_of_empty(empty, len(held.corpus))
         where = Path(labels) if isinstance(labels, str | Path) else Path("labels")
-        judged = {where: held.qrels[split]} if held.qrels else {}
-        joined, lines = _joined(held.corpus, held.queries, judged, missing_documents == "drop")
-        warnings += [*warn_of_empty(empty, len(held.corpus)), *lines]
-        return replace(held, qrels=dict(zip(held.qrels, joined, strict=True)), warnings=tuple(warnings))
+        return joined_collection(replace(held, warnings=tuple(warnings)), {split: where}, missing_documents)
 
     def split(self, *, seed: int = 0, **shares: float) -> Collection:
         """Divide the judged queries into splits, for example train, dev and test, by a hash of their normalised texts.
@@ -174,8 +171,8 @@ class Collection:
 def as_collection(given: Any, split: str | None = "test") -> Collection:
     """Return a collection as it is, or (queries, corpus, qrels) in memory as one, whose judgements are `split`.
 
-    Without `split`, expect (queries, corpus) alone. Raise InputError for other objects, and for dictionaries of
-    other values or in another order.
+    Without `split`, expect (queries, corpus) alone. Raise InputError for other objects, for a `Collection` without the
+    split, and for dictionaries of other values or in another order.
 
     Example:
         >>> corpus = {"d1": "shutil.copytree", "d2": {"title": "shutil", "text": "copy a file"}}
@@ -183,6 +180,11 @@ def as_collection(given: Any, split: str | None = "test") -> Collection:
         'shutil copy a file'
     """
     if isinstance(given, Collection):
+        if split is not None and split not in given.qrels:
+            raise InputError(
+                f"collection {given.name!r}: got split {split!r}; expected one of {', '.join(given.qrels)}; fix: name "
+                "a split that has judgements"
+            )
         return given
     count = 2 if split is None else 3
     if not (isinstance(given, tuple | list) and len(given) == count and all(isinstance(x, Mapping) for x in given)):
@@ -214,7 +216,7 @@ def _document(given: object) -> Document | None:
     if isinstance(given, Document | str):
         return given if isinstance(given, Document) else Document("", given)
     parts = [given.get("title") or "", given.get("text") or ""] if isinstance(given, Mapping) else [None]
-    return Document(*parts) if all(isinstance(part, str) for part in parts) else None
+    return Document(*parts) if all(map(is_text, parts)) else None
 
 
 def load_collection(
@@ -236,47 +238,50 @@ def load_collection(
         {'q1': {'d1': 2.0}}
     """
     folder = Path(folder)
-    corpus = load_corpus(folder)
-    queries = read_queries(folder / "queries.jsonl")
-    paths = {judgements_of(folder, split): split for split in (splits_of(folder) if splits is None else splits)}
-    judged = {path: read_qrels(path) for path in paths}
-    joined, warnings = _joined(corpus, queries, judged, missing_documents == "drop")
-    qrels = dict(zip(paths.values(), joined, strict=True))
-    return Collection(folder.resolve().name, corpus, queries, qrels, tuple(warnings))
+    corpus, queries = load_corpus(folder), read_queries(folder / "queries.jsonl")
+    files = {split: judgements_of(folder, split) for split in (splits_of(folder) if splits is None else splits)}
+    qrels = {split: read_qrels(path) for split, path in files.items()}
+    return joined_collection(Collection(folder.resolve().name, corpus, queries, qrels), files, missing_documents)
 
 
-def _joined(
-    corpus: Mapping[str, Document], queries: Mapping[str, str], judged: Mapping[Path, Qrels], drop: bool
-) -> tuple[list[Qrels], list[str]]:
-    """Return the judgements of each file that count, with warnings; see `check_qrels`."""
-    joined, warnings = [], []
-    for path, rows in judged.items():
-        absent = {document_id for row in rows.values() for document_id in row if document_id not in corpus}
-        qrels, lines = check_qrels(path, rows, queries, absent, drop)
-        joined.append(qrels)
-        warnings += [*lines, *warn_of(path, without_relevant(qrels))]
-    twins = Twins(*joined)
+def joined_collection(
+    collection: Collection, files: Mapping[str, Path], missing_documents: MissingDocuments = "refuse"
+) -> Collection:
+    """Return a collection with the judgements that count and warnings; see `load_collection` for what is refused.
+
+    `files` are the names of the splits in messages.
+    """
+    corpus, queries = collection.corpus, collection.queries
+    qrels: dict[str, Qrels] = {}
+    warnings = list(collection.warnings)
+    for split, judged in collection.qrels.items():
+        absent = {document_id for row in judged.values() for document_id in row if document_id not in corpus}
+        qrels[split], lines = check_qrels(files[split], judged, queries, absent, missing_documents == "drop")
+        warnings += [*lines, *warn_of(files[split], without_relevant(qrels[split]))]
+    twins = Twins(*qrels.values())
     for name, document in corpus.items():
         twins.see(name, document.content)
-    for path, qrels in zip(judged, joined, strict=True):
-        warnings += warn_of(path, twins.count(qrels, lambda: iter(corpus)))
-    return joined, warnings
+    for split, joined in qrels.items():
+        warnings += warn_of(files[split], twins.count(joined, lambda: iter(corpus)))
+    return replace(collection, qrels=qrels, warnings=tuple(warnings))
 
 
-def collection_folders(given: Any, folder: Path, split: str | Sequence[str]) -> tuple[Path, ...]:
-    """Return the folders of one collection or several, or of none.
+def collections_of(given: Any, split: str | Sequence[str], name: str) -> list[Path | Collection]:
+    """Return one collection or several, or none: folders as paths, and what `as_collection` takes under `name`.
 
-    Paths stay as they are. What `as_collection` takes is written next to `folder`, with its judgements as `split`.
+    Objects have the judgements of their split alone: `split` has one for all, or one per collection.
     """
     is_one = not isinstance(given, list | tuple) or any(isinstance(each, Mapping) for each in given)
-    several, paths = [given] if is_one and given is not None else given or (), []
-    for number, each in enumerate(several):
-        path = Path(each) if isinstance(each, str | Path) else folder if is_one else Path(f"{folder}-{number + 1}")
-        if not isinstance(each, str | Path):
-            part = split if isinstance(split, str) else split[min(number, len(split) - 1)]
-            save_collection(as_collection(each, part), path)
-        paths.append(path)
-    return tuple(paths)
+    several: list[Path | Collection] = []
+    for number, each in enumerate([given] if is_one and given is not None else given or ()):
+        if isinstance(each, str | Path):
+            several.append(Path(each))
+            continue
+        part = split if isinstance(split, str) else split[min(number, len(split) - 1)]
+        held = as_collection(each, part)
+        numbered = name if is_one else f"{name}-{number + 1}"
+        several.append(replace(held, name=numbered, qrels={part: held.qrels[part]}))
+    return several
 
 
 def files_of_split(folder: Path, split: str) -> dict[str, Path]:

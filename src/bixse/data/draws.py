@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bixse.errors import SEEDS, InputError
-from bixse.files.values import normal_form
+from bixse.relevance import normal_form
 
 if TYPE_CHECKING:
     from bixse.relevance import Qrels

@@ -13,10 +13,12 @@ import pyarrow as pa
 
 from bixse.data.joined import MOST_UNJOINED, Unjoined, warn_of
 from bixse.data.text_files import read_text_folder
-from bixse.data.trec import numbers, one_grade, read_qrels
+from bixse.data.trec import one_grade, read_qrels
 from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
+from bixse.files.files import is_unicode
 from bixse.files.rows import FORMATS, kind_of, raw_rows, read_blocks
 from bixse.files.values import DOCUMENT_IDS, FileColumn, missing_column_hint
+from bixse.relevance import numbers
 
 DOCUMENT_COLUMNS = (
     # MS MARCO 2 has two ids for a passage: `docid` is that of its document
@@ -95,7 +97,7 @@ def check_by_id(
     judged = {} if qrels is None else qrels
     fix = f"pass ({order}) in this order"
     parts = (
-        ("queries", queries, "a text", all(isinstance(text, str) for text in queries.values())),
+        ("queries", queries, "a text", all(is_text(text) and text.strip() for text in queries.values())),
         ("corpus", corpus, "a text or {'title': ..., 'text': ...}", are_texts),
         ("qrels", judged, "{document id: grade}", all(isinstance(row, Mapping) for row in judged.values())),
     )
@@ -111,6 +113,11 @@ def check_by_id(
         )
     for query, grades in judged.items():
         numbers(grades, f"qrels of query {query!r}: grade")
+
+
+def is_text(given: object) -> bool:
+    """Return True for a text that UTF-8 can hold."""
+    return isinstance(given, str) and is_unicode(given)
 
 
 def check_texts(texts: Mapping[str, str], others: Container[str], part: str = "documents") -> list[str]:

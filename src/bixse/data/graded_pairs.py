@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 import pyarrow as pa
@@ -38,11 +38,23 @@ if TYPE_CHECKING:
     import datasets
     import pandas
 
-    from bixse.data.collection import Collection
-    from bixse.relevance import GradeScale, Kind
+    from bixse.relevance import GradeScale, Kind, Qrels
 
 TEXTS_HELD = 2**6
 """Number of texts that are read before their memory-mapped pages are released."""
+
+
+class Judged(Protocol):
+    """The parts of a `Collection` that pairs are made of."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def corpus(self) -> Mapping[str, Any]: ...
+    @property
+    def queries(self) -> Mapping[str, str]: ...
+    @property
+    def qrels(self) -> Mapping[str, Qrels]: ...
 
 
 @dataclass(frozen=True)
@@ -175,7 +187,7 @@ class Pairs:
         return cls.from_arrow(dataset.with_format("arrow")[:])
 
     @classmethod
-    def from_collection(cls, collection: Collection, split: str, scale: GradeScale) -> Pairs:
+    def from_collection(cls, collection: Judged, split: str, scale: GradeScale) -> Pairs:
         """Make pairs from the judgements of a split; `scale` maps grades to relevance; others are refused."""
         if split not in collection.qrels:
             raise InputError(
@@ -353,11 +365,11 @@ class Pairs:
         return Dataset(self.table.select(list(names)).rename_columns(list(names.values())))
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of ids, texts and relevance of all rows, in order; independent of the table's chunks."""
+        """Return the SHA-256 of ids, texts, tasks and relevance of all rows, in order; independent of chunks."""
         digest = hashlib.sha256()
         for block in self.blocks():
-            for name in ("query_id", "query", "document_id", "document"):
-                texts = [text.encode() for text in block[name].to_pylist()]
+            for name in ("query_id", "query", "document_id", "document", *{"task"}.intersection(self.extra)):
+                texts = [(text or "").encode() for text in block[name].to_pylist()]
                 # without the lengths, "ab", "c" and "a", "bc" would have the same hash
                 digest.update(np.array([len(text) for text in texts], dtype="<i8").tobytes())
                 digest.update(b"".join(texts))
@@ -417,7 +429,7 @@ def _value(name: str, value: Any) -> Any:
     return float(value) if name in ("relevance", "grade") else str(value)
 
 
-def with_random_negatives(pairs: Pairs, collection: Collection, number: int, seed: int = 0) -> Pairs:
+def with_random_negatives(pairs: Pairs, collection: Judged, number: int, seed: int = 0) -> Pairs:
     """Add random documents of a corpus, drawn per query, as pairs of relevance 0.
 
     A document that is judged for the query is never drawn. It is judged by a pair (same id, or same text) or by a split

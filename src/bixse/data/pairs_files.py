@@ -143,14 +143,21 @@ def as_pairs(given: Any, graded: bool = True) -> Pairs:
     return _checked(pairs, InvalidFileError(Path("pairs")), range(1, len(pairs) + 1))
 
 
-def pairs_files(given: Any, folder: Path) -> list[Path]:
-    """Return files of graded pairs: paths as they are, and pairs of another form of `as_pairs`, written to `folder`."""
+def paths_or_pairs(given: Any) -> list[Path] | Pairs:
+    """Return paths of graded pairs as they are, and pairs of another form as `as_pairs` does."""
     several = given if isinstance(given, list | tuple) else [given]
     if several and all(isinstance(each, str | Path) for each in several):
         return [in_run(Path(each), "training") for each in several]
-    file = folder / "pairs.parquet"
-    save_graded_pairs(as_pairs(given), file)
-    return [file]
+    return as_pairs(given)
+
+
+def pairs_files(given: Any, folder: Path) -> list[Path]:
+    """Return files of graded pairs: paths as they are, and pairs of another form of `as_pairs`, written to `folder`."""
+    pairs = paths_or_pairs(given)
+    if isinstance(pairs, list):
+        return pairs
+    save_graded_pairs(pairs, folder / "pairs.parquet")
+    return [folder / "pairs.parquet"]
 
 
 def load_several(paths: Sequence[str | Path]) -> Pairs:

@@ -6,17 +6,16 @@ import math
 import shlex
 from array import array
 from collections.abc import Iterator, Mapping
-from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import write_atomically
 from bixse.files.rows import text_lines
 from bixse.files.values import FileColumn, InvalidValueError, number_of
+from bixse.relevance import ranked
 
 if TYPE_CHECKING:
     from bixse.relevance import Qrels, Ranking
@@ -25,31 +24,6 @@ QRELS_HEADER = ("query-id", "corpus-id", "score")
 BEIR_HEADER = "\t".join(QRELS_HEADER)
 _QRELS_COLUMNS = (FileColumn("query-id", "id"), FileColumn("corpus-id", "id"), FileColumn("score", "number"))
 _TREC_COLUMNS = ("query id", "0", "document id", "grade")
-
-
-def ranked(scores: Mapping[str, float]) -> list[str]:
-    """Return document ids as trec_eval ranks them: score descending in float32, ties by document id descending.
-
-    trec_eval stores scores as C floats and ignores the order and the ranks of a run (`form_res_rels.c`), so two scores
-    that differ only beyond float32 are a tie.
-    """
-    with np.errstate(over="ignore"):  # a score beyond float32 is infinite, as a C float is
-        values = numbers(scores, "score", infinite=True).astype(np.float32)
-    return [document_id for _, document_id in sorted(zip(values.tolist(), scores, strict=True), reverse=True)]
-
-
-def numbers(entries: Mapping[str, Any], what: str, infinite: bool = False) -> NDArray[np.float64]:
-    """Return the values of documents as an array; raise InputError for NaN, text, and infinity unless `infinite`."""
-    if all(issubclass(kind, Real) for kind in {*map(type, entries.values())}):
-        values = np.fromiter(entries.values(), dtype=np.float64, count=len(entries))
-        if not (np.isnan(values) if infinite else ~np.isfinite(values)).any():
-            return values
-    valid = (lambda value: not math.isnan(value)) if infinite else math.isfinite
-    wrong = next(name for name, value in entries.items() if not isinstance(value, Real) or not valid(value))
-    raise InputError(
-        f"{what} of document {wrong!r}: got {shorten(entries[wrong])}; expected a {'' if infinite else 'finite '}"
-        "number; fix: drop it, or make it a number with float()"
-    )
 
 
 def read_run(path: str | Path, contradicted: list[str] | None = None) -> dict[str, dict[str, float]]:

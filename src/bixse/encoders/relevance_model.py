@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,23 @@ class RelevanceModel(SentenceTransformer):
         self.instructions: Instructions | None = read_instructions(Path(files[1]).parent) if files[1] else None
         self.task: str | None = None
         """Task whose instructions are in use; None: the table's default."""
+
+    @classmethod
+    def copy_of(cls, model: SentenceTransformer, device: str | None = None) -> Self:
+        """Return what saving and loading a model would give, without files; the model stays as it is."""
+        # not a copy of the model itself: a trainer leaves a wrapped `forward` on it
+        made = cls(
+            modules=[copy.deepcopy(module) for module in model],
+            device=device or str(model.device),
+            prompts=dict(model.prompts),
+            default_prompt_name=model.default_prompt_name,
+            similarity_fn_name=model.similarity_fn_name,
+            truncate_dim=model.truncate_dim,
+            trust_remote_code=model.trust_remote_code,
+        )
+        made.module_kwargs = copy.deepcopy(model.module_kwargs)
+        made.heads, made.instructions = dict(getattr(model, "heads", {})), getattr(model, "instructions", None)
+        return made
 
     @property
     def head(self) -> RelevanceHead | None:

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
-from bixse.data.trec import numbers, ranked
 from bixse.errors import InputError, did_you_mean
-from bixse.relevance import MIN_RELEVANT_GRADE, Qrels, Ranking
+from bixse.relevance import MIN_RELEVANT_GRADE, Qrels, Ranking, numbers, ranked
 
 if TYPE_CHECKING:
     Floats: TypeAlias = NDArray[np.float64]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from sentence_transformers import CrossEncoder
 
-from bixse.data.trec import ranked
 from bixse.encoders.lengths import sampled, warn_of_samples
 from bixse.encoders.loading.build import load_scorer, model_hashes
 from bixse.encoders.loading.kinds import kind_of
@@ -18,6 +17,7 @@ from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, shorten
 from bixse.evaluation.systems import System
 from bixse.progress import progress_bar
+from bixse.relevance import ranked
 
 if TYPE_CHECKING:
     from bixse.encoders.scorers import Scorer

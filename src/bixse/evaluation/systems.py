@@ -14,7 +14,7 @@ import numpy as np
 
 from bixse.data.joined import Unjoined, check_joined, doubt_ranks, unanswered
 from bixse.data.run import in_run
-from bixse.data.trec import ranked, read_run
+from bixse.data.trec import read_run
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path, model_hashes
 from bixse.encoders.loading.kinds import is_encoder
@@ -22,6 +22,7 @@ from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, shorten
 from bixse.extensions import extension
 from bixse.files.files import file_hash, json_hash
+from bixse.relevance import ranked
 from bixse.search.bm25 import BM25, BM25_NAME
 
 if TYPE_CHECKING:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from heapq import nsmallest
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,17 +27,11 @@ from bixse.data.collection import (
 )
 from bixse.data.joined import warn_of
 from bixse.data.trec import read_qrels
-from bixse.errors import InputError
 from bixse.evaluation.metrics import check_min_relevant_grade
 from bixse.files.files import hash_files
-from bixse.files.values import normal_form
-from bixse.relevance import MIN_RELEVANT_GRADE, Qrels
+from bixse.relevance import MIN_RELEVANT_GRADE, Qrels, normal_form
 
 CollectionSource: TypeAlias = "str | Path | Collection | tuple[Mapping[str, str], Mapping[str, Any], Qrels]"
-QUERIES = 256
-PASSAGES = 131_072
-"""Number of queries and maximum number of passages in a cut task."""
-SEED = 0
 
 
 @dataclass(frozen=True)
@@ -119,11 +111,6 @@ def collection_task(
         inputs = {"corpus.jsonl": read.hash, **hash_files(files)}
     else:
         held = as_collection(collection, split)
-        if split not in held.qrels:
-            raise InputError(
-                f"collection {held.name!r}: got split {split!r}; expected one of {', '.join(held.qrels)}; fix: "
-                "collection_task(collection, split)"
-            )
         name, folder, judgements = held.name, Path(), Path("qrels")
         texts, qrels = dict(held.queries), {name: dict(row) for name, row in held.qrels[split].items()}
         documents, inputs = held.corpus, {"collection": held.hash}
@@ -143,38 +130,6 @@ def collection_task(
         warnings=tuple(_warn_of_collection(corpus, queries, judged, min_relevant_grade, exclude_self)),
         joined=tuple(joined),
     )
-
-
-class Cut(NamedTuple):
-    """The selected queries (in qrels order) and documents (in corpus order) of a task."""
-
-    queries: tuple[str, ...]
-    documents: tuple[str, ...]
-
-
-def cut_collection(
-    task: str, qrels: Qrels, document_ids: Iterable[str], queries: int = QUERIES, passages: int = PASSAGES
-) -> Cut:
-    """Select queries with a grade above 0, all their judged passages, and other passages up to `passages`.
-
-    The smallest hashes of task name and id are selected: the result is the same on every machine.
-    """
-
-    def rank(identifier: str) -> bytes:
-        return hashlib.sha256(f"{SEED} {task} {identifier}".encode()).digest()
-
-    answerable = [query_id for query_id, judged in qrels.items() if any(grade > 0 for grade in judged.values())]
-    chosen = set(nsmallest(queries, answerable, key=rank))
-    judged = {document_id for query_id in chosen for document_id in qrels[query_id]}
-    if len(judged) > passages:
-        raise InputError(
-            f"{task}: got {len(judged)} judged passages of {len(chosen)} queries; expected at most {passages}; "
-            "fix: keep fewer queries or more passages"
-        )
-    corpus = list(document_ids)
-    others = nsmallest(passages - len(judged), (name for name in corpus if name not in judged), key=rank)
-    selected = judged.union(others)
-    return Cut(tuple(name for name in qrels if name in chosen), tuple(name for name in corpus if name in selected))
 
 
 def _warn_of_collection(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -173,13 +172,6 @@ def is_empty(value: Any) -> bool:
         or (isinstance(value, str) and not value.strip())
         or (isinstance(value, float) and math.isnan(value))
     )
-
-
-def normal_form(text: str) -> str:
-    r"""Return the text for comparisons: NFKC, case folded, white space as one space."""
-    # NFKC leaves ASCII as it is, and lower() is then equal to casefold() and faster
-    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(folded.split())
 
 
 def number_hint(value: object, otherwise: str) -> str:

@@ -28,11 +28,12 @@ from bixse.errors import (
     StorageError,
 )
 from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors, write_atomically
-from bixse.training import recipe
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, TrainConfig
+from bixse.training.train import train_into
 
 if TYPE_CHECKING:
     from bixse.progress import Step
+    from bixse.training.recipe import TrainResult
 
 
 ArmLabels: TypeAlias = Mapping[str, Any]
@@ -355,12 +356,12 @@ def load_result(run: ArmRun, folder: Path) -> RunResult | None:
     return result if result.fingerprint == run.fingerprint else None
 
 
-def train_run(config: TrainConfig, run_folder: Path, title: str | None = None) -> recipe.TrainResult:
-    """Train in a run's folder or continue there, as `recipe.train_into` does. A title shows a progress bar."""
+def train_run(config: TrainConfig, run_folder: Path, title: str | None = None) -> TrainResult:
+    """Train in a run's folder or continue there, as `train_into` does. A title shows a progress bar."""
     folder = run_folder / TRAIN_FOLDER
     if folder.is_dir() and not (folder / RUN_FILE).exists():  # stopped before its record, and refused
         shutil.rmtree(folder)
-    return recipe.train_into(config, folder, title is not None, title or "train")
+    return train_into(config, folder, title is not None, title or "train")
 
 
 def clear(run_folder: Path, result: RunResult, keep_models: bool) -> None:

@@ -26,11 +26,10 @@ from scipy.special import stdtrit
 
 from bixse.audit.labels import Labels, impossible_lines, read_labels
 from bixse.data.joined import Unjoined, check_joined, unanswered, unjoined_labels
-from bixse.data.trec import ranked
 from bixse.errors import InputError
 from bixse.evaluation.statistics import Floats, interval_bounds, quotient
 from bixse.files.files import write_atomically
-from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale, Ranking
+from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale, Ranking, ranked
 from bixse.report.table import Cell, format_difference, format_interval, format_number, format_table
 from bixse.results import UNITS_FROM, VERDICT_WORDS, IntervalEstimate, too_few
 

@@ -26,11 +26,12 @@ from bixse.lab.comparison import Comparer
 from bixse.lab.head_report import calibrate_on_dev
 from bixse.report.schema import ReportData, load_report_data
 from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, TrainConfig
-from bixse.training.recipe import TrainResult, train_into
+from bixse.training.train import train_into
 
 if TYPE_CHECKING:
     from bixse.lab.lab_config import QuickstartConfig
     from bixse.progress import ProgressBars
+    from bixse.training.recipe import TrainResult
 
 MODEL = "demo"
 """The name for all-MiniLM-L6-v2 in the extra `bixse[demo]`."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.graded_pairs import Pair
 from bixse.data.joined import Unjoined, check_joined
 from bixse.data.run import RUN_FILE
-from bixse.data.trec import ranked
 from bixse.errors import IncompleteError
 from bixse.evaluation.systems import Bm25System, RunFileSystem, System
 from bixse.files.files import read_text
@@ -20,6 +19,7 @@ from bixse.judging.grade import JUDGEMENTS_NAME, grade_into
 from bixse.judging.judge import AnyJudge, stored_identity
 from bixse.judging.judgements import GradeSummary
 from bixse.judging.open_judge import BM25, JUDGED, GradeConfig, RankConfig
+from bixse.relevance import ranked
 
 if TYPE_CHECKING:
     from bixse.evaluation.tasks import Task

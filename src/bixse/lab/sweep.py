@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from pydantic import BaseModel
 
+from bixse.data.collection import judgements_of
 from bixse.data.run import open_run
 from bixse.data.task_instructions import load_instructions
+from bixse.data.trec import read_qrels
 from bixse.encoders.loading.build import model_hashes, model_path_settings
 from bixse.errors import ERRORS_SHOWN, ConfigError
 from bixse.evaluation.statistics import ROUNDING
@@ -41,7 +43,8 @@ from bixse.report.table import format_csv
 from bixse.results import too_few
 from bixse.settings import map_paths, paths_in
 from bixse.training.config import MODEL_FOLDER, TrainConfig
-from bixse.training.dev_evaluation import dev_figures, judged_queries, split_hashes, watched_splits
+from bixse.training.dev_evaluation import dev_figures
+from bixse.training.given import split_hashes, splits_of
 
 if TYPE_CHECKING:
     from bixse.lab.lab_config import SweepConfig
@@ -125,7 +128,8 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
     runs = [ArmRun(arm, seed, train_on_dev, {**(arm.train or {}), "seed": seed}) for arm in arms for seed in seeds]
     paths = (*TrainConfig.path_settings(), *model_path_settings(first.model))
     record = open_run(out, "sweep", _identity(config, first, seeds), _input_hashes(config, first), paths)
-    queries = judged_queries(watched_splits(first))
+    judged = [read_qrels(judgements_of(folder, first.dev_split)) for folder in paths_in(first.dev)]
+    queries = sum(max(grades.values()) > 0 for qrels in judged for grades in qrels.values())
     titles = {run.name: f"run {n} of {len(runs)}: {run.arm.label}, seed {run.seed}" for n, run in enumerate(runs, 1)}
 
     def tables(results: Mapping[str, RunResult]) -> list[SweepRow]:
@@ -303,7 +307,7 @@ def _identity(config: SweepConfig, first: TrainConfig, seeds: Sequence[int]) -> 
 
 def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
     """Return the content hashes of the runs' inputs. A varied path has one hash per value."""
-    hashes = split_hashes(watched_splits(first))
+    hashes = split_hashes(splits_of(first))
     for key in ("pairs", "model", "instructions"):
         for number, value in enumerate(config.vary.get(key, [getattr(first, key)]), start=1):
             name = f"{key}/{number}"

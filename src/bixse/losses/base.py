@@ -27,6 +27,8 @@ from bixse.losses.tiles.products import without_autocast
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from bixse.encoders.head import RelevanceHead
+
 
 class GradedLoss(nn.Module, ABC):
     """The base of the losses on graded (query, document) pairs.
@@ -62,6 +64,10 @@ class GradedLoss(nn.Module, ABC):
         self.denominator = torch.zeros(())
         """Divisor of the last batch's sum on this rank, detached; 0 for an empty batch."""
         self._has_compared = False  # documents of one query, in any batch so far
+
+    def trained_head(self, prior: float | None = None) -> RelevanceHead | None:
+        """Return the relevance head that was learned with a mean target of `prior`; None without a probability."""
+        return None
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | Mapping[str, Tensor] | None) -> Tensor:
         """Return the loss of one batch: the first feature set holds the queries, the others documents."""

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bixse.encoders.head import RelevanceHead
 from bixse.encoders.processes import all_reduce_sum, world_size
 from bixse.losses.base import GradedLoss
 from bixse.losses.catalogue import LossOptions
@@ -107,6 +108,11 @@ class BiXSELoss(GradedLoss):
         # with the gradient of k * b, SGD would move beta at k squared times the rate, and Adam's eps would count k
         # times less; with the gradient 1, every optimizer does as with a group of k times the rate
         return (self.multiplier * self.scaled_bias).detach() + (self.scaled_bias - self.scaled_bias.detach())
+
+    def trained_head(self, prior: float | None = None) -> RelevanceHead:
+        """Return scale and bias as a head; `prior` counts only between 0 and 1."""
+        known = prior if prior is not None and 0 < prior < 1 else None
+        return RelevanceHead(self.logit_scale.item(), self.logit_bias.item(), trained_prior=known, prior=known)
 
     @torch.no_grad()
     def set_bias(self, beta: float) -> None:

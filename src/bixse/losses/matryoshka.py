@@ -61,6 +61,7 @@ class MatryoshkaLoss(GradedLoss):
         return targets
 
     with_head: Any = property(attrgetter("loss"))
+    trained_head: Any = property(attrgetter("loss.trained_head"))
     positive_from: Any = property(attrgetter("loss.positive_from"))
     requires: Any = property(attrgetter("loss.requires"))
     is_informative: Any = property(attrgetter("loss.is_informative"))

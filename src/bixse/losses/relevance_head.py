@@ -13,21 +13,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from bixse.encoders.head import RelevanceHead, at_lengths, save_heads
 from bixse.encoders.serving import add_older_settings
 from bixse.errors import InputError
-from bixse.losses.bixse import BiXSELoss
+from bixse.losses.base import GradedLoss
 
 
 def _with_head(loss: nn.Module) -> nn.Module:
     inner: nn.Module = getattr(loss, "with_head", loss)  # a loss of sentence-transformers has no inner one
     return inner
-
-
-def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead | None:
-    """Return the head of a loss; None if it learns no probability. `save_relevance_head` explains the prior."""
-    prior = prior if prior is not None and 0 < prior < 1 else None
-    inner: Any = _with_head(loss)
-    if not isinstance(inner, BiXSELoss):
-        return None
-    return RelevanceHead(inner.logit_scale.item(), inner.logit_bias.item(), trained_prior=prior, prior=prior)
 
 
 def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
@@ -135,7 +126,7 @@ class SaveRelevanceHead(TrainerCallback):
 
 
 def _head_or_refuse(loss: nn.Module, prior: float | None = None) -> RelevanceHead:
-    head = trained_head(loss, prior)
+    head = loss.trained_head(prior) if isinstance(loss, GradedLoss) else None
     if head is None:
         raise InputError(
             f"relevance head: got {type(loss).__name__}, which learns no probability of relevance; expected a "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
-from bixse.data.trec import ranked
+from bixse.relevance import ranked
 
 RRF_CONSTANT = 60
 """k of reciprocal rank fusion, the value of Cormack, Clarke and Büttcher 2009 (doi:10.1145/1571941.1572114)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from bixse.encoders.head import RelevanceHead
     from bixse.progress import ProgressBars
+    from bixse.search.store import EmbeddingStore
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def search_collection(
     """
     from bixse.encoders.encode import encode_texts  # here and below: a wrong query or path needs no torch
     from bixse.search.exact import exact_search
-    from bixse.search.store import EmbeddingStore, encode_corpus
+    from bixse.search.store import EmbeddingStore
 
     corpus = load_corpus(collection)
     encoder = build_encoder(model)
@@ -189,6 +190,14 @@ def search_collection(
     hits = hits_of(matches_in(items, rows, scores)[0], encoder.head, least)
     empty = [name for name, document in items if not document.content]
     return CollectionAnswer(hits, [*warn_of_empty(empty, len(corpus)), *store.warnings()])
+
+
+def encode_corpus(
+    store: EmbeddingStore, corpus: Mapping[str, Document], progress: ProgressBars | None = None
+) -> NDArray[np.float32]:
+    """Return the (N, D) embeddings of a corpus, in its order; see `EmbeddingStore`."""
+    step = progress("encode documents", len(corpus)) if progress is not None else None
+    return store.encode([document.content for document in corpus.values()], step)
 
 
 @dataclass(frozen=True)
@@ -233,7 +242,7 @@ def encode_collection(
 ) -> EncodedCollection:
     """Embed every document of a collection (see `encode_corpus`) and the named queries."""
     from bixse.encoders.encode import encode_texts
-    from bixse.search.store import EmbeddingStore, encode_corpus
+    from bixse.search.store import EmbeddingStore
 
     return EncodedCollection(
         document_ids=list(collection.corpus),

@@ -21,8 +21,6 @@ from bixse.files.files import EMBEDDINGS_FOLDER, cache_folder
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.collection import Document
-    from bixse.progress import ProgressBars
 
 SAVED_TOGETHER: Mapping[str, int] = defaultdict(lambda: 2048, cuda=16_384)
 """Texts encoded between two saves, per device type: a killed process encodes at most these again, for some seconds."""
@@ -140,11 +138,3 @@ class EmbeddingStore:
                 file.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", contents.items())
         except (sqlite3.Error, OSError) as error:
             self.failure = f"{self.path}: {error}"
-
-
-def encode_corpus(
-    store: EmbeddingStore, corpus: Mapping[str, Document], progress: ProgressBars | None = None
-) -> NDArray[np.float32]:
-    """Return the (N, D) embeddings of a corpus, in its order; see `EmbeddingStore`."""
-    step = progress("encode documents", len(corpus)) if progress is not None else None
-    return store.encode([document.content for document in corpus.values()], step)

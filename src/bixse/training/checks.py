@@ -1,9 +1,9 @@
-"""The checks before training (pairs that teach nothing, texts that are cut) and after it (divergence)."""
+"""The checks before training (pairs that teach nothing, leaks, texts that are cut) and after it (divergence)."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.lengths import KINDS, sampled
 from bixse.errors import DivergedError, InputError, StorageError
 from bixse.progress import size
+from bixse.relevance import normal_form
 from bixse.training.config import CHECKPOINT_FOLDER
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.loop.batches import prompts_of
@@ -92,6 +93,29 @@ def _best_batch(relevance: Sequence[float], documents: int | None) -> list[float
     """Return the documents of a query that teach most: its best one and its least relevant ones."""
     ordered = sorted(relevance)
     return [*ordered[-1:], *ordered[:-1]][:documents]
+
+
+def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Iterable[str], allowed: bool) -> list[str]:
+    """Refuse held-out queries among the training queries, or return warnings where they are allowed.
+
+    Texts are compared by their `normal_form`, as in `bixse convert --dedup`.
+    """
+    watched = {normal_form(text) for texts in held_out.values() for text in texts.values()}
+    trained = watched.intersection(map(normal_form, queries)) if watched else watched
+    leaks = []
+    for name, texts in held_out.items():
+        shared = [query for query, text in texts.items() if normal_form(text) in trained]
+        if shared:
+            leaks.append(
+                f"{name}: got {len(shared)} of {len(texts)} queries that are training queries too (such as "
+                f"{shared[0]!r})"
+            )
+    if leaks and not allowed:
+        raise InputError(
+            f"{'; '.join(leaks)}; expected none, as a model looks better on its training queries; fix: take them "
+            "out of the pairs, or allow them (`allow_shared_queries: true`, --allow-shared-queries)"
+        )
+    return leaks
 
 
 def check_max_length(model: RelevanceModel) -> list[str]:

@@ -246,14 +246,6 @@ class TrainConfig(Settings):
     def pair_files(self) -> tuple[Path, ...]:
         return tuple(paths_in(self.pairs))
 
-    def splits(self) -> list[tuple[Path, str, Literal["dev", "guard"]]]:
-        """Return folder, split and role of each dev and guard collection."""
-        folders = paths_in(self.guard)
-        splits = [self.guard_split] * len(folders) if isinstance(self.guard_split, str) else self.guard_split
-        dev: list[tuple[Path, str, Literal["dev", "guard"]]]
-        dev = [(folder, self.dev_split, "dev") for folder in paths_in(self.dev)]
-        return dev + [(folder, split, "guard") for folder, split in zip(folders, splits, strict=True)]
-
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
         # runs of older versions continue

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import atexit
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import BixseError, InputError
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from bixse.data.run import Run, Status
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 NUMBERS_AT_ONCE = 2**23
 """Gradient values summed over the processes in one message: 32 MB of float32."""
@@ -69,7 +66,10 @@ def init_distributed() -> None:
 
 @contextmanager
 def raise_together() -> Iterator[None]:
-    """Run the block in every process; an error in one process fails all, with the error of the lowest rank."""
+    """Run the block in every process; an error in one process fails all, with the error of the lowest rank.
+
+    Above a function, `@raise_together()` makes each call such a block.
+    """
     if world_size() == 1:
         yield
         return
@@ -92,23 +92,17 @@ class RunGuard(ExitStack):
 
     def __init__(self, out: Path, precision: str) -> None:
         super().__init__()
-        self.out, self.precision, self.writes = out, precision, False
+        self.out, self.precision = out, precision
 
     def __enter__(self) -> Self:
         init_distributed()
         self.enter_context(use_precision(self.precision))
         return self
 
-    def together(self, step: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Run a step in every process, see `raise_together`."""
-        with raise_together(), storage_errors(self.out) if self.writes else nullcontext():
-            return step(*args, **named)
-
     def begin_writing(self) -> None:
-        """Turn failed writes into StorageErrors from now on; a refusal leaves no empty folder behind."""
+        """Hide the library's progress bars from now on, and leave no empty folder behind after a refusal."""
         from bixse.encoders.loading.build import no_library_bars  # not at the top: the command line imports this module
 
-        self.writes = True
         self.enter_context(no_library_bars())
         self.push(self._clear_if_refused)
 

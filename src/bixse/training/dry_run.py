@@ -19,8 +19,8 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
 from bixse.training.checks import check_space
 from bixse.training.distributed import world_size
-from bixse.training.inputs import open_training
-from bixse.training.setup import make_parts, make_trainer, steps_of
+from bixse.training.recipe import make_parts, make_trainer, steps_of
+from bixse.training.train import open_training
 
 if TYPE_CHECKING:
     from bixse.training.config import TrainConfig
@@ -92,8 +92,8 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         trainer.token_cache = None  # no file is left behind
         steps, _, every = steps_of(config, len(trainer.get_train_dataloader()))
         evaluations = 1 + -(-steps // every) if evaluator is not None else 0
-        dev = () if evaluator is None else evaluator.evaluators
-        texts = evaluations * sum(len(each.corpus) + len(each.queries) for each in dev)
+        dev = () if evaluator is None else evaluator.dev
+        texts = evaluations * sum(len(each.corpus) + len(part.queries) for each in dev for part in each.sets)
         if config.merge is not None:
             weights = len({0.0, 1.0, *config.merge.weights})
             texts += sum(corpus.encoded_for(weights) for corpus in inputs.watched)

@@ -225,7 +225,7 @@ def set_best_weights(
         tolerance=tolerance,
         candidates=len(set(weights)) if watched else 1,
         documents={
-            queries.name: (len(pools[number]), len(corpus.collection.corpus))
+            queries.name: (len(pools[number]), len(corpus.corpus))
             for number, corpus in enumerate(watched)
             for queries in corpus.sets
         },
@@ -235,7 +235,7 @@ def set_best_weights(
 
 def _pools(
     at: AtWeight, watched: Sequence[Watched], share: Sequence[float], bar: Callable[[int], None], cache: str | None
-) -> list[dict[str, str]]:
+) -> list[Mapping[str, str]]:
     """Return per collection the documents that every weight searches: document id -> text."""
     runs: list[list[Any]] = [[] for _ in watched]
     with raise_together():

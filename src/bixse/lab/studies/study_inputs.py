@@ -25,7 +25,7 @@ from bixse.files.files import hash_files
 from bixse.lab.experiments import INPUTS_FOLDER
 from bixse.lab.lab_config import PYDOCS, StudyConfig, StudyData
 from bixse.relevance import GradeScale, Qrels
-from bixse.training.dev_evaluation import check_not_trained_on
+from bixse.training.checks import check_not_trained_on
 
 log = logging.getLogger(__name__)
 STATIC = "static"

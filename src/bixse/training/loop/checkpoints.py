@@ -17,7 +17,7 @@ from bixse.data.run import LAST_VERSION
 from bixse.errors import TrainingError
 from bixse.files.files import HASHES_FILE, damage, write_atomically
 from bixse.progress import Progress
-from bixse.training.distributed import any_process
+from bixse.training.distributed import any_process, raise_together
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,6 +68,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return sorted(complete, key=lambda path: int(steps[path]), reverse=True)  # as text, 10 is before 9
 
 
+@raise_together()
 def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
     """Return the newest undamaged complete checkpoint and a warning per skipped one; refuse if all are damaged."""
     complete = complete_checkpoints(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -24,12 +25,11 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import Pairs
-from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.embedding import number_of_texts, retry_with_smaller_passes
 from bixse.encoders.processes import is_sharded, local_part, unsharded_tensors
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError, StorageError
-from bixse.files.files import cache_folder, storage_errors, write_hashes
+from bixse.files.files import cache_folder, storage_errors, write_atomically, write_hashes
 from bixse.losses import BiXSELoss, GradedLoss, GradedTargets
 from bixse.training.config import DIVERGED_FILE
 from bixse.training.distributed import average_gradients, raise_together
@@ -268,7 +268,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         rows = rows[np.isin(self.pairs.document_numbers[rows], numbers[1])]
         if self.args.should_save:
             with suppress(StorageError):  # a full disk is not what ended the run
-                save_graded_pairs(self.pairs.select(rows), self.diverged_file)
+                lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in self.pairs.select(rows).rows()]
+                write_atomically(self.diverged_file, "".join(lines))
         return DivergedError(
             f"training: got loss {loss} at step {step} (its batch is in {self.diverged_file}); expected a finite "
             f"number; fix: {FIX}"

@@ -1,0 +1,140 @@
+"""The inputs of a run, by path or in memory: models, pairs, dev and guard collections; how they are read and hashed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from bixse.data.collection import (
+    Collection,
+    check_split,
+    collections_of,
+    files_of_split,
+    joined_collection,
+    load_collection,
+)
+from bixse.data.pairs_files import load_several
+from bixse.encoders.loading.build import IN_MEMORY
+from bixse.errors import InputError
+from bixse.files.files import hash_files
+from bixse.settings import paths_in
+from bixse.training.dev_evaluation import Watched, WatchedQueries
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.data.graded_pairs import Pairs
+    from bixse.training.config import MergeModelsConfig, TrainConfig
+    from bixse.training.dev_evaluation import Role
+
+
+PairsSource: TypeAlias = "Sequence[Path] | Pairs"
+
+
+class Split(NamedTuple):
+    """A split of a collection folder, or of a collection in memory, and its role."""
+
+    source: Path | Collection
+    split: str
+    role: Role
+
+    @property
+    def name(self) -> str:
+        return self.source.name if isinstance(self.source, Collection) else self.source.resolve().name
+
+
+class Given(NamedTuple):
+    """The inputs of a run, each by its path or in memory."""
+
+    models: Sequence[str | SentenceTransformer]
+    pairs: PairsSource
+    """Empty for none."""
+    splits: Sequence[Split]
+
+
+def given_collections(
+    dev: Any, guard: Any, settings: Mapping[str, Any]
+) -> tuple[list[Path | Collection], dict[str, list[Path | str]]]:
+    """Return dev and guard collections, and the settings that name them: a path, or a word for one in memory."""
+    sources = {
+        "dev": collections_of(dev, settings.get("dev_split", "dev"), "dev"),
+        "guard": collections_of(guard, settings.get("guard_split", "test"), "guard"),
+    }
+    named: dict[str, list[Path | str]] = {
+        role: [each if isinstance(each, Path) else IN_MEMORY for each in several]
+        for role, several in sources.items()
+        if several
+    }
+    return [*sources["dev"], *sources["guard"]], named
+
+
+def read_pairs(source: PairsSource) -> tuple[Pairs, str, dict[str, str]]:
+    """Return pairs, their name in messages, and the hashes of their content."""
+    if not isinstance(source, Sequence):
+        return source, "pairs", {"pairs": source.content_hash()}
+    names = ["pairs"] if len(source) == 1 else [f"pairs/{path.stem}" for path in source]
+    pairs = load_several(source)
+    return pairs, ", ".join(map(str, source)), hash_files(dict(zip(names, source, strict=True)))
+
+
+def splits_of(config: TrainConfig | MergeModelsConfig, given: Sequence[Path | Collection] = ()) -> list[Split]:
+    """Return the dev and guard splits of settings; collections that are `given` replace the paths, in their order."""
+    dev, guard = paths_in(config.dev), paths_in(config.guard)
+    of_guard = [config.guard_split] * len(guard) if isinstance(config.guard_split, str) else config.guard_split
+    parts: list[tuple[str, Role]] = [(config.dev_split, "dev") for _ in dev] + [(part, "guard") for part in of_guard]
+    return [Split(source, *part) for source, part in zip(given or [*dev, *guard], parts, strict=True)]
+
+
+def load_watched(splits: Sequence[Split], documents: int | None) -> list[Watched]:
+    """Read and check collections; each weight searches `documents` documents.
+
+    Splits of one folder share its corpus.
+    """
+    names = _names(splits)
+    parts: dict[object, list[tuple[str, Split]]] = {}
+    for name, each in zip(names, splits, strict=True):
+        parts.setdefault(each.source.resolve() if isinstance(each.source, Path) else name, []).append((name, each))
+    loaded = []
+    for several in parts.values():
+        source = several[0][1].source
+        if isinstance(source, Path):
+            collection = load_collection(source, list(dict.fromkeys(each.split for _, each in several)))
+        else:
+            collection = joined_collection(source, dict.fromkeys(source.qrels, Path(source.name)))
+        sets = [WatchedQueries(n, collection.queries, collection.qrels[each.split], each.role) for n, each in several]
+        texts = {name: document.content for name, document in collection.corpus.items()}
+        loaded.append(Watched(collection.name, texts, tuple(sets), documents, collection.warnings))
+    return loaded
+
+
+def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
+    """Return content hashes of splits, keyed by role, and by name too if a role has several.
+
+    A folder has a hash per file, a collection in memory has one.
+    """
+    hashes: dict[str, str] = {}
+    for each in splits:
+        alone = sum(other.role == each.role for other in splits) == 1
+        where = each.role if alone else f"{each.role}/{each.name}/{each.split}"
+        if isinstance(each.source, Collection):
+            hashes[where] = each.source.hash
+            continue
+        check_split(each.source, each.split)
+        hashes |= hash_files({f"{where}/{n}": path for n, path in files_of_split(each.source, each.split).items()})
+    return hashes
+
+
+def _names(splits: Sequence[Split]) -> list[str]:
+    """Return the name of each collection, with the split if a folder has several."""
+    sources = [each.name for each in splits]
+    names = [
+        name if sources.count(name) == 1 else f"{name}/{each.split}" for name, each in zip(sources, splits, strict=True)
+    ]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(
+            f"dev and guard: got two collections named {twice[0]!r}; expected distinct names, under which the "
+            "figures are shown; fix: rename a folder, or leave one out"
+        )
+    return names
