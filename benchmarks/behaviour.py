@@ -31,7 +31,7 @@ from importlib import import_module
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path += [str(TESTS), str(TESTS / "converting")]  # helpers.tiny_judges; source_files: what `convert` is tried on
+sys.path.append(str(TESTS))  # helpers.tiny_judges, helpers.source_files: what `convert` reads
 FIXED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BIXSE_PRECISION": "float32", "TOKENIZERS_PARALLELISM": "false"}
 os.environ.update(FIXED)  # before torch is imported
 LEFT_OUT = re.compile(
@@ -384,7 +384,7 @@ split | pairs | PAIRS pairs.jsonl | --binarise 0.5 --noise 0.3 --split train=0.6
 
 def conversion(record):
     """Every source, every transform, pairs and collections: counts, and the rows that are written."""
-    tables = vars(import_module("source_files"))
+    tables = vars(import_module("helpers.source_files"))
     for line in CONVERSIONS.strip().splitlines():
         name, source, contents, options = (part.strip() for part in line.split("|"))
         folder, words = record.work / "sources" / name, contents.split()

@@ -106,17 +106,14 @@ def test_best_lines_of_a_run_of_chunks(toy):
 
 
 def test_candidates_of_a_run_become_pairs_to_grade(toy):
-    (toy / "run.trec").write_text("q1 Q0 d1 1 .5 c\nq1 Q0 d0 2 .3 c\nq2 Q0 d2 1 .1 c\n")
-    error = error_of("mine", "--collection", "c", "--retriever", "run.trec")
-    make, convert, grade = re.findall(r"`([^`]*)`", error.fix)
-    run(make)
-    words = shlex.split(convert.replace("queries.jsonl", "c/queries.jsonl").replace("corpus.jsonl", "c/corpus.jsonl"))
-    result_of(*words[1:], "--out", "out")
-    assert {(pair.query_id, pair.document_id) for pair in load_pairs("out/pairs.parquet")} == {
-        ("q1", "d1"), ("q1", "d0"), ("q2", "d2"),
-    }  # fmt: skip
+    (toy / "candidates.txt").write_text("q1 Q0 d1 1 .5 c\nq1 Q0 d0 2 .3 c\nq2 Q0 d2 1 .1 c\n")
+    assert "rename" in error_of("mine", "--collection", "c", "--retriever", "candidates.txt").fix
+    (toy / "candidates.txt").rename(toy / "run.trec")
+    result_of("mine", "--collection", "c", "--retriever", "run.trec", "--out", "out")
+    mined = [(pair.query_id, pair.document_id) for pair in load_pairs("out/pairs.parquet")]
+    assert mined == [("q1", "d1"), ("q2", "d2")]  # d0 has the text of its query
     judge = ("--judge", "replay:qrels:c/qrels/test.tsv", "--scale", 0, 3)
-    assert result_of(*grade.split()[1:], "out/pairs.parquet", *judge, "--out", "graded").exit_code == 0
+    assert result_of("grade", "--pairs", "out/pairs.parquet", *judge, "--out", "graded").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_objects_with_ids_of_any_text_are_trained_and_their_content_names_the_ru
         for word in ACTIONS
     ]
     model, out = SentenceTransformer(str(student)), tmp_path / "out"
-    guard = bixse.Collection.of((queries, corpus, qrels), "other split")
+    guard = bixse.Collection.of(corpus, queries, qrels, split="other split")
 
     def train(pairs=rows, out=out, dev=(queries, corpus, qrels), **changes):
         return bixse.train(model, pairs, dev=dev, guard=guard, guard_split="other split", out=out, **SHORT, **changes)
@@ -194,7 +194,7 @@ def test_objects_with_ids_of_any_text_are_trained_and_their_content_names_the_ru
     named = {record["config"][name] for name in ("model", "pairs", "dev", "guard")}
     assert named == {"in memory"} and "bixse-train-" not in json.dumps(record)
     written = (out / "run.json").stat().st_mtime_ns
-    again = train(dev=bixse.Collection.of((queries, corpus, qrels), "dev"))
+    again = train(dev=bixse.Collection.of(corpus, queries, qrels, split="dev"))
     assert again.history == trained.history and (out / "run.json").stat().st_mtime_ns == written
     changed = {
         "pairs": {"pairs": [{**rows[0], "task": "t"}, *rows[1:]]},
@@ -269,7 +269,7 @@ DEV = ({"q": "copy"}, {"d": "shutil.copy"}, {"q": {"d": 1}})
         ({"dev": (*DEV[:2], {"q": {}})}, "dev: got no judgement above 0"),
         ({"dev": ({"q": " "}, *DEV[1:])}, "queries: got .*; expected a text"),
         ({"dev": (DEV[0], {"d": "\ud800"}, DEV[2])}, "corpus: got .*; expected a text"),
-        ({"dev": bixse.Collection.of(DEV, "test")}, "got split 'dev'; expected one of test"),
+        ({"dev": bixse.Collection.of(DEV[1], DEV[0], DEV[2], split="test")}, "got split 'dev'; expected one of test"),
         ({"dev": [DEV, DEV], "guard": [DEV], "guard_split": ("a", "b")}, "got 2 guard splits for 1 guard collections"),
         ({"num_train_epoch": 2}, "did you mean 'optimizer.num_train_epochs'"),
     ],

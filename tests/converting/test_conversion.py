@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import source_files as files
 import yaml
 from filelock import FileLock
 
@@ -15,6 +14,7 @@ from bixse.converting import transforms
 from bixse.converting.formats import FORMATS
 from bixse.errors import InputError, OutputExistsError, StorageError
 from bixse.files.files import file_hash
+from helpers import source_files as files
 from helpers.command import call, refused
 
 

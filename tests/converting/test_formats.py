@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import source_files as files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from bixse.data.columns import text_id
 from bixse.data.task_instructions import load_instructions
 from bixse.errors import BixseError, InputError, InvalidFileError
 from bixse.files.files import is_unicode
+from helpers import source_files as files
 from helpers.row_files import faults
 
 

@@ -1,12 +1,12 @@
-import json
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bixse.encoders.encode import encode_texts
 from bixse.errors import InputError
-from bixse.evaluation import block_search
+from bixse.evaluation import block_search, tasks
 from bixse.evaluation.block_search import search_blocks
 from bixse.evaluation.tasks import QuerySet, Task
 from bixse.search.exact import exact_search, to_run
@@ -29,7 +29,11 @@ def task(documents, exclude_self=False, **sets):
 
 
 def search(model, wanted, depth, partial=None, cache="none"):
-    return search_blocks(EmbeddingStore(model, cache), wanted, depth, partial)["test"]
+    run = {}
+    for name, block in search_blocks(EmbeddingStore(model, cache), wanted, depth, partial):
+        assert name == "test" and not run.keys() & block.keys()
+        run |= block
+    return run
 
 
 def same(run, expected):
@@ -48,6 +52,7 @@ def at_once(model, documents, depth):
 def save_each_block(monkeypatch):
     monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 7)
+    monkeypatch.setattr(tasks, "QUERIES_PER_BLOCK", 2)
 
 
 def test_blocks_make_no_difference(tiny_model, tmp_path):
@@ -57,7 +62,7 @@ def test_blocks_make_no_difference(tiny_model, tmp_path):
     for _ in range(2):  # embeddings are stored, then read
         assert search(tiny_model, task(documents), 10, cache=tmp_path) == whole
     stored = EmbeddingStore(tiny_model, tmp_path)
-    search_blocks(stored, task({**documents, "d49": "another text"}), 10)
+    list(search_blocks(stored, task({**documents, "d49": "another text"}), 10))
     assert stored.encoded == 1
 
 
@@ -97,10 +102,10 @@ def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path, enco
         raise KeyboardInterrupt
 
     killed = replace(task(documents), documents=broken)
-    partial = tmp_path / "best.json"
+    partial = tmp_path / "best.npz"
     with pytest.raises(KeyboardInterrupt):
         search(tiny_model, killed, 10, partial)
-    assert json.loads(partial.read_text())["done"] == 28
+    assert np.load(partial)["done"] == 28
     encoded.clear()
     assert search(tiny_model, task(documents), 10, partial) == whole
     assert {text for kind, text in encoded if kind == "document"} == set(list(documents.values())[28:])
@@ -108,6 +113,6 @@ def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path, enco
 
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"done": 7, "sets": []}', '{"done": 7, "sets": [{"keys": []}]}'])
 def test_a_damaged_file_is_refused(tiny_model, tmp_path, content):
-    (tmp_path / "best.json").write_text(content)
+    (tmp_path / "best.npz").write_text(content)
     with pytest.raises(InputError, match="delete the file"):
-        search(tiny_model, task(texts(20)), 10, tmp_path / "best.json")
+        search(tiny_model, task(texts(20)), 10, tmp_path / "best.npz")

@@ -133,8 +133,10 @@ def test_a_system_of_ones_own(folder):
     class Always(System):
         label = "always"
 
-        def search(self, task, depth, partial=None, progress=None):
-            return {sets.name: {query: {"d2": 1.0} for query in sets.queries} for sets in task.query_sets}
+        def answers(self, task, depth, partial=None, progress=None):
+            for sets in task.query_sets:
+                for query in sets.queries:  # a block per query
+                    yield sets.name, {query: {"d2": 1.0}}
 
     assert evaluate(Always(), folder).by_query["mrr@10"] == {"q1": 1, "q2": 0}
 

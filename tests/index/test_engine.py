@@ -17,8 +17,6 @@ from bixse.index.index_files import Manifest
 from bixse.index.make_index import EncodeShards
 from bixse.index.search import load_encoder
 from bixse.machine import cores
-from bixse.mining.mine import mine_into
-from bixse.mining.mine_settings import MineConfig
 from bixse.search.store import EmbeddingStore
 from helpers.chat_server import planted
 from helpers.command import call, ended, refused, start
@@ -151,7 +149,7 @@ def test_killed_rank_continues_with_the_same_command(folder, expected):
     assert sums(folder) == expected
 
 
-OUTPUTS = {"grade": "pairs.parquet/*", "index": "files-*/*", "mine": "pairs.parquet"}
+OUTPUTS = {"grade": "pairs.parquet/*", "index": "files-*/*"}
 COUNTS = {"grade": ("asked", [40, 0, 80]), "index": ("encoded", [200, 0, 398])}
 """Metric of new work, and its figures for rank 1, the same again, and rank 0 of 2, with three shards."""
 
@@ -253,15 +251,11 @@ def test_two_processes_write_the_bytes_of_one(verb, words_of, tmp_path):
     assert content(verb, tmp_path / "two") == content(verb, tmp_path / "local") != {}
 
 
-@pytest.mark.parametrize("verb", ["index", "mine"])
-def test_failed_shard_alone_is_done_again(verb, collection, tiny_model_path, tmp_path, monkeypatch):
+def test_failed_shard_alone_is_done_again(collection, tiny_model_path, tmp_path, monkeypatch):
     monkeypatch.setattr(index_files, "SHARD_ROWS", 200)
 
     def make(out):
-        if verb == "index":
-            index_of(tiny_model_path, collection, out, cache="none")
-        else:
-            mine_into(MineConfig(collection=collection, retrievers=(str(tiny_model_path),), cache="none"), out)
+        index_of(tiny_model_path, collection, out, cache="none")
 
     make(tmp_path / "local")
     encode, tried = EmbeddingStore.encode, []
@@ -277,4 +271,4 @@ def test_failed_shard_alone_is_done_again(verb, collection, tiny_model_path, tmp
         make(tmp_path / "out")
     make(tmp_path / "out")
     assert tried == [200, 200, 198, 198, 198]
-    assert content(verb, tmp_path / "out") == content(verb, tmp_path / "local") != {}
+    assert content("index", tmp_path / "out") == content("index", tmp_path / "local") != {}

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from source_files import lines, put
 
 from bixse.cli.main import main
 from bixse.data.collection import load_collection
@@ -17,18 +16,19 @@ from bixse.data.trec import read_run, write_qrels
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import ConfigError, InputError, InvalidFileError, ModelError, OutputExistsError
+from bixse.evaluation import block_search, tasks
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.index.search import SearchIndex
-from bixse.mining import searching
 from bixse.mining.candidates import fuse
 from bixse.mining.mine import WORK, mine_into
 from bixse.mining.mine_settings import MineConfig, read_inputs, sample_queries
 from bixse.mining.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
+from bixse.mining.retrievers import retriever_labels
 from bixse.relevance import GradeScale
 from bixse.search.bm25 import BM25
 from helpers.command import call, refused
+from helpers.source_files import lines, put
 from helpers.toy import index_of
 
 AWKWARD = 'a "quoted", text\nof two lines\twith é, 漢 and , commas'
@@ -96,10 +96,10 @@ def test_written_pairs_are_read_back_as_mined_and_as_pairs_to_grade(tmp_path):
     ],
 )
 def test_labels_are_short_and_tell_retrievers_apart_unless_one_is_repeated(names, labels):
-    assert searching.retriever_labels(names) == dict(zip(labels, names, strict=True))
+    assert retriever_labels(names) == dict(zip(labels, names, strict=True))
     for repeated in ([], names * 2, ["a/m", "./a/m"]):
         with pytest.raises(InputError):
-            searching.retriever_labels(repeated)
+            retriever_labels(repeated)
 
 
 def test_run_without_any_candidate_fails_and_corpus_and_queries_are_separate_files(collection, tmp_path):
@@ -287,21 +287,34 @@ def test_runs_equal_those_of_evaluate(collection, tmp_path, tiny_model):
         assert read_run(tmp_path / "out" / f"run.{name}.trec") == expected.run
 
 
-def test_interrupted_run_continues_with_the_next_retriever(collection, tmp_path, tiny_model_path, monkeypatch):
+def test_interrupted_run_continues_inside_the_next_retriever(
+    collection, tmp_path, tiny_model_path, monkeypatch, encoded
+):
     def stop(*_):
         raise KeyboardInterrupt
 
-    config = MineConfig(collection=collection, retrievers=("bm25", str(tiny_model_path)), max_length=16)
-    monkeypatch.setattr(searching, "BLOCK", 3)
+    config = MineConfig(collection=collection, retrievers=("bm25", str(tiny_model_path)), max_length=16, cache="none")
+    monkeypatch.setattr(tasks, "QUERIES_PER_BLOCK", 3)
+    monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 7)
     mine_into(config, tmp_path / "expected")
+    add = block_search.TopK.add
+
+    def stop_in_the_third_block(best, documents, *rest):
+        if best.seen > 7:
+            stop()
+        add(best, documents, *rest)
+
     with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
-        stopped.setattr(SearchIndex, "search_run", stop)
+        stopped.setattr(block_search.TopK, "add", stop_in_the_third_block)
         mine_into(config, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [WORK, "run.bm25.trec", "run.json"]
     with pytest.raises(OutputExistsError):
         mine_into(changed(config, seed=1), tmp_path / "out")
     monkeypatch.setattr(BM25, "search", stop)
+    encoded.clear()
     assert not mine_into(config, tmp_path / "out").reused
+    assert sum(kind == "document" for kind, _ in encoded) <= 52 - 14, "the search goes on after the last written block"
     expected, resumed = (files_of(tmp_path / name) for name in ("expected", "out"))
     for name in expected.keys() - {"run.json"}:
         assert resumed[name] == expected[name]

@@ -14,7 +14,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import pyarrow as pa
 
 from bixse.data.draws import split_queries
-from bixse.data.given import DOCUMENT_COLUMNS, QUERY_COLUMNS, check_by_id, check_texts, is_text, read_given
+from bixse.data.given import (
+    DOCUMENT_COLUMNS,
+    QUERY_COLUMNS,
+    check_by_id,
+    check_texts,
+    ir_datasets_parts,
+    is_path,
+    is_text,
+    read_given,
+)
 from bixse.data.joined import Twins, Unjoined, check_joined, unjoined_judgements, warn_of, without_relevant
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError
@@ -171,6 +180,7 @@ class Collection:
 def as_collection(given: Any, split: str | None = "test") -> Collection:
     """Return a collection as it is, or (queries, corpus, qrels) in memory as one, whose judgements are `split`.
 
+    A data set of ir_datasets, or "irds:" and its id, is read into memory.
     Without `split`, expect (queries, corpus) alone. Raise InputError for other objects, for a `Collection` without the
     split, and for dictionaries of other values or in another order.
 
@@ -186,6 +196,8 @@ def as_collection(given: Any, split: str | None = "test") -> Collection:
                 "a split that has judgements"
             )
         return given
+    if hasattr(given, "docs_iter") or (isinstance(given, str) and not is_path(given)):
+        given = ir_datasets_parts(given)
     count = 2 if split is None else 3
     if not (isinstance(given, tuple | list) and len(given) == count and all(isinstance(x, Mapping) for x in given)):
         got = f"{type(given).__name__} of {len(given)}" if isinstance(given, tuple | list) else type(given).__name__
@@ -213,9 +225,9 @@ def _by_id(queries: Any, corpus: Mapping[str, Any], qrels: Any, split: str, orde
 
 def _document(given: object) -> Document | None:
     """Return a text, or a title and a text, as a document; None for anything else."""
-    if isinstance(given, Document | str):
-        return given if isinstance(given, Document) else Document("", given)
-    parts = [given.get("title") or "", given.get("text") or ""] if isinstance(given, Mapping) else [None]
+    parts: Sequence[Any] = given if isinstance(given, Document) else ("", given)
+    if isinstance(given, Mapping):
+        parts = given.get("title") or "", given.get("text") or ""
     return Document(*parts) if all(map(is_text, parts)) else None
 
 
@@ -274,7 +286,7 @@ def collections_of(given: Any, split: str | Sequence[str], name: str) -> list[Pa
     is_one = not isinstance(given, list | tuple) or any(isinstance(each, Mapping) for each in given)
     several: list[Path | Collection] = []
     for number, each in enumerate([given] if is_one and given is not None else given or ()):
-        if isinstance(each, str | Path):
+        if is_path(each):
             several.append(Path(each))
             continue
         part = split if isinstance(split, str) else split[min(number, len(split) - 1)]

@@ -50,6 +50,9 @@ ROWS_FOR_NAMES = 100
 SHORT = 40
 """Maximum length of a text without white space that looks like an id or a code."""
 
+IR_DATASETS = "irds:"
+"""Start of the name of a collection of ir_datasets, as PyTerrier writes it: irds:vaswani."""
+
 
 class Given(NamedTuple):
     """The parts of a collection, by id."""
@@ -266,3 +269,31 @@ def _alike(column: FileColumn, names: Iterable[str]) -> list[str]:
 
 def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", " ", name.casefold()).strip()
+
+
+def is_path(given: Any) -> bool:
+    """Return True for a path, and False for an object and for the name of a collection of ir_datasets."""
+    return isinstance(given, str | Path) and not str(given).startswith(IR_DATASETS)
+
+
+def ir_datasets_parts(given: Any) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, float]]]:
+    """Return queries, corpus and qrels of a data set of ir_datasets, or of its name."""
+    if isinstance(given, str):
+        expected, fix = "the package ir_datasets", "pip install ir_datasets"
+        try:
+            import ir_datasets
+
+            expected, fix = "an id of ir_datasets", "choose one of https://ir-datasets.com"
+            given = ir_datasets.load(given.removeprefix(IR_DATASETS))
+        except (ImportError, KeyError) as error:
+            raise InputError(f"collection: got {given!r}; expected {expected}; fix: {fix}") from error
+    if lacking := [part for part in ("queries", "qrels") if not hasattr(given, f"{part}_iter")]:
+        raise InputError(
+            f"collection: got a data set of ir_datasets without {' and '.join(lacking)}; expected judged queries; "
+            "fix: name a subset that has them, such as irds:beir/scifact/test"
+        )
+    qrels: dict[str, dict[str, float]] = {}
+    for judged in given.qrels_iter():
+        qrels.setdefault(judged.query_id, {})[judged.doc_id] = judged.relevance
+    queries = {query.query_id: query.default_text() for query in given.queries_iter()}
+    return queries, {document.doc_id: document.default_text() for document in given.docs_iter()}, qrels

@@ -89,11 +89,11 @@ def write_run(path: str | Path, run: Ranking, tag: str) -> None:
 
 def run_lines(run: Ranking, tag: str) -> Iterator[str]:
     """Yield the lines of a TREC run file; raise as `write_run`."""
-    _check_word("tag", tag)
+    check_word("tag", tag)
     for query_id, scores in run.items():
-        _check_word("query id", query_id)
+        check_word("query id", query_id)
         for rank, document_id in enumerate(ranked(scores), start=1):
-            _check_word("document id", document_id)
+            check_word("document id", document_id)
             yield f"{query_id} Q0 {document_id} {rank} {float(scores[document_id])!r} {tag}\n"
 
 
@@ -180,9 +180,9 @@ def write_qrels(path: str | Path, qrels: Qrels) -> None:
     path = Path(path)
     lines = [BEIR_HEADER + "\n"]
     for query_id, judged in qrels.items():
-        _check_word("query id", query_id)
+        check_word("query id", query_id)
         for document_id, grade in judged.items():
-            _check_word("document id", document_id)
+            check_word("document id", document_id)
             if not math.isfinite(grade):
                 raise InputError(
                     f"{path}: got grade {grade} for query {query_id!r}, document {document_id!r}; expected a finite "
@@ -198,7 +198,8 @@ def _nothing(path: Path, name: str) -> InputError:
     return InputError(f"{path}: got no {name}; expected at least one line; fix: check the export")
 
 
-def _check_word(name: str, value: str) -> None:
+def check_word(name: str, value: str) -> None:
+    """Raise InputError for an id that a TREC file cannot hold."""
     if value.split() != [value]:
         raise InputError(
             f"{name}: got {value!r}; expected a word without white space (TREC files are separated by it); "

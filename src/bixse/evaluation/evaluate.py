@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
 
 PER_QUERY_NAME = "per_query.json"
-PARTIAL_NAME = "best_so_far.json"
+PARTIAL_NAME = "best_so_far.npz"
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,11 @@ def evaluate(
     """Search a collection with a model and score the answers against its graded judgements.
 
     Args:
-        system: model folder, hub name, "demo", "bm25", a loaded model, a run {query: {document: score}}, or an
-            `EncoderSystem(...)` with options.
-        task: a collection folder, whose split "test" is read, three dictionaries (queries, corpus, qrels), or a task
-            such as `collection_task("my-collection", "dev", min_relevant_grade=2)`.
+        system: model folder, hub name, "demo", "bm25", a loaded model, a run {query: {document: score}}, a function
+            as in `mine`, or an `EncoderSystem(...)` with options.
+        task: a collection folder, whose split "test" is read, three dictionaries (queries, corpus, qrels), a data set
+            of ir_datasets or its name ("irds:vaswani"), or a task such as `collection_task("my-collection", "dev",
+            min_relevant_grade=2)`.
         out: folder for run.json, run.trec and per_query.json. The same call reads finished results from it, and
             continues an interrupted search of the corpus. None writes nothing, not even embeddings of objects into
             the cache.

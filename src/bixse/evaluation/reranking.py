@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -83,9 +83,9 @@ class RerankedSystem(System):
     def check_answers(self, task: Task, refuse: bool) -> list[str]:
         return self.first.check_answers(task, refuse)
 
-    def search(
+    def answers(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> Mapping[str, Ranking]:
+    ) -> Iterator[tuple[str, Ranking]]:
         if self._loaded is None:
             self._loaded = load_scorer(self.source)
         runs = self.first.search(task, max(depth, self.depth), partial, progress)
@@ -98,9 +98,8 @@ class RerankedSystem(System):
                 f"({shorten(unknown[0])}); expected documents of the collection; fix: rerank a run of it"
             )
         self.notes = [*self.first.notes, *self._too_long(task, runs, texts)]
-        return {
-            part.name: self._rerank(part.queries, runs[part.name], texts, depth, progress) for part in task.query_sets
-        }
+        for part in task.query_sets:
+            yield part.name, self._rerank(part.queries, runs[part.name], texts, depth, progress)
 
     def _too_long(self, task: Task, runs: Mapping[str, Ranking], texts: Mapping[str, str]) -> list[str]:
         """Warn of what is longer than the reranker reads: pairs, or for another kind queries and documents."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import combinations, compress, islice
+from itertools import combinations
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
 
 from bixse.data.joined import Unjoined, check_joined, doubt_ranks, unanswered
 from bixse.data.run import in_run
@@ -20,6 +19,7 @@ from bixse.encoders.loading.build import build_encoder, demo_model_path, model_h
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, shorten
+from bixse.evaluation.tasks import best_of, query_blocks
 from bixse.extensions import extension
 from bixse.files.files import file_hash, json_hash
 from bixse.relevance import ranked
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bixse.evaluation.tasks import Task
     from bixse.relevance import Ranking
 
-SystemSource: TypeAlias = "str | Path | SentenceTransformer | Ranking | System"
+SystemSource: TypeAlias = "str | Path | SentenceTransformer | Ranking | Callable[[str], Any] | System"
 HASH_DIGITS = 8
 RUN_NAME = "run.trec"
 RUN_SUFFIXES = (".trec", ".run")
@@ -40,7 +40,7 @@ MOST_CACHED = 1_000_000
 
 
 class System:
-    """The base of systems that answer queries: a subclass needs a `label` and a `search`."""
+    """The base of systems that answer queries: a subclass needs a `label` and `answers`."""
 
     label: str
     prompts_hash: str | None = None
@@ -89,8 +89,17 @@ class System:
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> Mapping[str, Ranking]:
-        """Return name of each query set -> run; arguments as for `search_blocks`."""
+    ) -> dict[str, Ranking]:
+        """Return name of each query set -> run, all of `answers` in memory."""
+        runs: dict[str, dict[str, Mapping[str, float]]] = {part.name: {} for part in task.query_sets}
+        for name, run in self.answers(task, depth, partial, progress):
+            runs[name].update(run)
+        return dict(runs)
+
+    def answers(
+        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> Iterator[tuple[str, Ranking]]:
+        """Yield query set and run of one block of queries after the other; arguments as for `search_blocks`."""
         raise NotImplementedError
 
     def release(self) -> None:
@@ -187,9 +196,9 @@ class EncoderSystem(System):
         with self._instructed(instructions):
             prompt_for(self.encoder, "query")
 
-    def search(
+    def answers(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Ranking]:
+    ) -> Iterator[tuple[str, Ranking]]:
         from bixse.evaluation.block_search import search_blocks  # not at the top: BM25 and run files need no torch
         from bixse.search.store import EmbeddingStore
 
@@ -197,9 +206,8 @@ class EncoderSystem(System):
             self.prompts_hash = prompts_hash(self.encoder)
             cache = "none" if self.cache is None and task.count > MOST_CACHED else self.cache
             store = EmbeddingStore(self.encoder, cache)
-            runs = search_blocks(store, task, depth, partial, progress)
+            yield from search_blocks(store, task, depth, partial, progress)
             self.notes = [f"{self.label}: {warning}" for warning in store.warnings()]
-            return runs
 
     def release(self) -> None:
         """Unload the checkpoint, which is loaded again on demand."""
@@ -217,28 +225,24 @@ class Bm25System(System):
     label = BM25_NAME
     why_unanswered = "no document shares a word with them (words end at white space and signs, as in English)"
 
-    def search(
+    def answers(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Ranking]:
+    ) -> Iterator[tuple[str, Ranking]]:
         corpus = dict(task.documents())
         indexes: dict[frozenset[str], BM25] = {}
-        runs: dict[str, Ranking] = {}
         for query_set in task.query_sets:
             if query_set.left_out not in indexes:
-                searched = {name: text for name, text in corpus.items() if name not in query_set.left_out}
-                indexes[query_set.left_out] = BM25(list(searched), list(searched.values()))
-            index = indexes[query_set.left_out]
-            if query_set.candidates is None:
-                runs[query_set.name] = index.search(query_set.queries, depth, task.exclude_self)
-                continue
-            scores = index.search(query_set.queries, len(index.document_ids))
-            runs[query_set.name] = {
-                query: {name: scores[query].get(name, 0.0) for name in query_set.candidates.get(query, ())}
-                for query in query_set.queries
-            }
+                names = [name for name in corpus if name not in query_set.left_out]
+                indexes[query_set.left_out] = BM25(names, [corpus[name] for name in names])
+            index, candidates = indexes[query_set.left_out], query_set.candidates
+            for queries in query_blocks(query_set.queries):
+                if candidates is None:
+                    yield query_set.name, index.search(queries, depth, task.exclude_self)
+                    continue
+                scores = index.search(queries, len(index.document_ids))
+                yield query_set.name, {q: {d: scores[q].get(d, 0.0) for d in candidates.get(q, ())} for q in queries}
         if progress is not None:
             progress(task.count)
-        return runs
 
 
 class RunFileSystem(System):
@@ -267,8 +271,7 @@ class RunFileSystem(System):
         if not answers:
             return warnings  # `search` names a query of both sides
         named = dict.fromkeys(name for query in answers for name in run[query])
-        hashes = np.fromiter(map(hash, named), np.int64, len(named))
-        known = set(compress(named, np.isin(hashes, task.id_hashes)))
+        known = task.known(named.keys())
         documents = Unjoined.of("documents of the run that the corpus lacks", named, known)
         queries = [unanswered(part.queries, run) for part in task.query_sets]
         fix = "name the run of this collection and split (bixse evaluate --missing-documents drop scores it anyway)"
@@ -283,11 +286,10 @@ class RunFileSystem(System):
         """The name of the file, and the first digits of its hash."""
         return f"{'-'.join(self.path.stem.split())}-{self.inputs['run'][:HASH_DIGITS]}"
 
-    def search(
+    def answers(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> Mapping[str, Ranking]:
+    ) -> Iterator[tuple[str, Ranking]]:
         run, _ = self._read
-        runs: dict[str, dict[str, dict[str, float]]] = {}
         for query_set in task.query_sets:
             if run and not any(query in run for query in query_set.queries):
                 raise InputError(
@@ -295,21 +297,58 @@ class RunFileSystem(System):
                     f"as {next(iter(query_set.queries))!r}; fix: use the run and the judgements of one collection and "
                     "split"
                 )
-            runs[query_set.name] = {}
-            for query in (query for query in query_set.queries if query in run):
-                best = (name for name in ranked(run[query]) if not (task.exclude_self and name == query))
-                runs[query_set.name][query] = {name: run[query][name] for name in islice(best, depth)}
+            answered = {query: run[query] for query in query_set.queries if query in run}
+            best = {query: {name: hits[name] for name in ranked(hits)} for query, hits in answered.items()}
+            yield query_set.name, best_of(best, depth, frozenset(), task.exclude_self)
         if progress is not None:
             progress(task.count)
-        return runs
 
     def release(self) -> None:
         """Forget the run, which is read again on demand."""
         vars(self).pop("_read", None)
 
 
+class FunctionSystem(System):
+    """A function that answers the text of a query with document ids, best first, or (id, score) pairs in any order."""
+
+    def __init__(self, function: Callable[[str], Any]) -> None:
+        self.function = function
+        self.label = getattr(function, "__name__", type(function).__name__)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Return the name of the function, which counts as its content."""
+        return {"function": self.label}
+
+    def answers(
+        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> Iterator[tuple[str, Ranking]]:
+        """Ask the function once per query; raise InputError for other answers, and for ids that the corpus lacks."""
+        for query_set in task.query_sets:
+            for queries in query_blocks(query_set.queries):
+                run = {query: self._hits(text) for query, text in queries.items()}
+                task.check_known(self.label, run)
+                yield query_set.name, best_of(run, depth, query_set.left_out, task.exclude_self)
+        if progress is not None:
+            progress(task.count)
+
+    def _hits(self, text: str) -> dict[str, float]:
+        given = self.function(text)
+        several = list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [None]
+        hits: dict[str, float] = {}
+        for rank, each in enumerate(several):
+            name, score = each if isinstance(each, tuple | list) and len(each) == 2 else (each, -rank)
+            if not isinstance(name, str) or not isinstance(score, Real) or score != score or name in hits:
+                raise InputError(
+                    f"{self.label}: got {shorten(given)} for the query {shorten(text)}; expected a list of document "
+                    "ids, best first, or of (id, score) pairs, each id once; fix: return [('d1', 0.8), ('d2', 0.5)]"
+                )
+            hits[name] = float(score)
+        return {name: hits[name] for name in ranked(hits)}
+
+
 def open_system(model: SystemSource, exact: bool = False, **options: Any) -> System:
-    """Return a system by its user-given name, or a loaded model or a run in memory as a system.
+    """Return a system by its user-given name, or a loaded model, a run in memory or a function as a system.
 
     `exact` is an argument of an index, `options` are those of `EncoderSystem`. Raise InputError for other objects.
     """
@@ -319,10 +358,14 @@ def open_system(model: SystemSource, exact: bool = False, **options: Any) -> Sys
         return RunFileSystem(model)
     if model == BM25_NAME:
         return Bm25System()
+    # a model of torch can be called too
+    if callable(model) and not isinstance(model, type) and not hasattr(model, "state_dict"):
+        return FunctionSystem(model)
     if not (isinstance(model, str | Path) or is_encoder(model)):
         raise InputError(
             f"system: got {shorten(model if isinstance(model, dict) else type(model).__name__)}; expected a model "
-            "(name, folder, SentenceTransformer), bm25, a run {query: {document: score}} or a System; fix: pass one"
+            "(name, folder, SentenceTransformer), bm25, a run {query: {document: score}}, a function of a query's text "
+            "or a System; fix: pass one"
         )
     if isinstance(model, (str, Path)):
         if path := run_file(Path(model)):

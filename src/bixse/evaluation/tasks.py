@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,13 +27,16 @@ from bixse.data.collection import (
     read_queries,
     warn_of_empty,
 )
-from bixse.data.joined import warn_of
+from bixse.data.given import is_path
+from bixse.data.joined import Unjoined, check_joined, warn_of
 from bixse.data.trec import read_qrels
 from bixse.evaluation.metrics import check_min_relevant_grade
 from bixse.files.files import hash_files
-from bixse.relevance import MIN_RELEVANT_GRADE, Qrels, normal_form
+from bixse.relevance import MIN_RELEVANT_GRADE, Qrels, Ranking, normal_form
 
 CollectionSource: TypeAlias = "str | Path | Collection | tuple[Mapping[str, str], Mapping[str, Any], Qrels]"
+QUERIES_PER_BLOCK = 4096
+"""Number of queries whose answers are dictionaries at once; an index is read once per block."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,17 @@ class Task:
         """Hashes of all document ids: 8 bytes per document, read once for all run files."""
         return np.fromiter((hash(name) for name, _ in self.documents()), np.int64)
 
+    def known(self, names: AbstractSet[str]) -> set[str]:
+        """Return the names that are documents of the corpus."""
+        hashes = np.fromiter(map(hash, names), np.int64, len(names))
+        return set(compress(names, np.isin(hashes, self.id_hashes)))
+
+    def check_known(self, label: str, run: Ranking) -> None:
+        """Raise InvalidFileError for documents of a run that the corpus lacks."""
+        names = {name for hits in run.values() for name in hits}
+        lost = Unjoined.of("documents that the corpus lacks", sorted(names), self.known(names))
+        check_joined(label, [lost], "answer with ids of the corpus that is searched", every=True)
+
 
 def collection_task(
     collection: CollectionSource,
@@ -87,8 +103,8 @@ def collection_task(
     """Return the judged queries of a split of a collection; the corpus of a folder is read once, now.
 
     Args:
-        collection: a folder with `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`, a `Collection`, or three
-            dictionaries (queries, corpus, qrels).
+        collection: a folder with `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`, a `Collection`, three
+            dictionaries (queries, corpus, qrels), or a data set of ir_datasets or its name, such as "irds:vaswani".
         split: qrels file to score against.
         exclude_self: leave the document with the query's id out of its answers (ArguAna, Quora).
         min_relevant_grade: grade from which a document counts as relevant for recall, MRR and MAP, above 0.
@@ -103,7 +119,7 @@ def collection_task(
         1
     """
     check_min_relevant_grade(min_relevant_grade)
-    if isinstance(collection, str | Path):
+    if isinstance(collection, str | Path) and is_path(collection):
         folder = Path(collection)
         name, judgements, files = folder.resolve().name, judgements_of(folder, split), files_of_split(folder, split)
         texts, qrels = read_queries(folder / "queries.jsonl"), read_qrels(judgements)
@@ -197,3 +213,20 @@ def _warn_of_quoted(quoted: int, queries: int) -> list[str]:
 
 def _is_document(query: str, document: Document) -> bool:
     return normal_form(query) in (normal_form(document.text), normal_form(document.content))
+
+
+def query_blocks(queries: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield queries in blocks of `QUERIES_PER_BLOCK`, in their order."""
+    rest = iter(queries.items())
+    while block := dict(islice(rest, QUERIES_PER_BLOCK)):
+        yield block
+
+
+def best_of(run: Ranking, depth: int, left_out: AbstractSet[str], exclude_self: bool) -> dict[str, dict[str, float]]:
+    """Return the first `depth` documents per query that are not left out; `exclude_self` leaves out the query's id."""
+    best: dict[str, dict[str, float]] = {}
+    for query, hits in run.items():
+        skipped = {query} if exclude_self else frozenset[str]()
+        names = (name for name in hits if name not in left_out and name not in skipped)
+        best[query] = {name: hits[name] for name in islice(names, depth)}
+    return best

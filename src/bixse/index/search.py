@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
@@ -14,8 +13,8 @@ from bixse.encoders.lengths import warn_of_counts
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, ModelError, shorten
-from bixse.evaluation.block_search import without_self
 from bixse.evaluation.systems import System
+from bixse.evaluation.tasks import best_of, query_blocks
 from bixse.index.index_files import EncoderIdentity, IndexFiles, Manifest
 from bixse.index.vector_store import VectorStore, is_stored, open_stored
 from bixse.search.search_collection import Hit, checked_limits, hits_of, probable
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 Texts: TypeAlias = list[str] | tuple[str, ...]
 Limit: TypeAlias = float | None
-QUERIES_TOGETHER = 4096
-"""Queries of a run that are encoded and answered together; each block reads the whole index."""
+MOST_LEFT_OUT = 1000
+"""Additional documents per query, in place of documents that are left out among the best."""
 COMPARED = {
     "dimensions": "embeddings of another size",
     "document_prompt": "another prompt before documents",
@@ -107,9 +106,8 @@ class SearchIndex:
         texts = list(queries.values())
         least = checked_limits(self.head, self.manifest.encoder.name, texts, top, threshold, at_precision)
         step = progress("search", len(queries)) if progress is not None else None
-        items = iter(queries.items())
         run: dict[str, dict[str, float]] = {}
-        while block := dict(islice(items, QUERIES_TOGETHER)):
+        for block in query_blocks(queries):
             embeddings = encode_texts(self.model, list(block.values()), "query")
             answers = self._files.search(embeddings, top, self._exact, texts=False)
             for query_id, line in zip(block, answers, strict=True):
@@ -258,26 +256,34 @@ class IndexSystem(System):
         """Accept the task of the index, or a task with the same document instruction; no other."""
         prompt_for(self.opened.model, "query")
 
-    def search(
-        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Ranking]:
-        """Search the index; raise InputError for a task of another corpus, or of a part of it."""
+    def check_answers(self, task: Task, refuse: bool) -> list[str]:
+        """Raise InputError, if `refuse`, for a task of another corpus than that of the index, or of a part of it."""
         manifest, corpus = self.opened.manifest, task.inputs.get("corpus.jsonl")
-        if corpus != manifest.corpus or any(part.left_out or part.candidates is not None for part in task.query_sets):
+        same = corpus == manifest.corpus
+        if "collection" in task.inputs:  # in memory, without the hash of a file: `answers` compares ids
+            same = task.count == manifest.documents
+        if refuse and (not same or any(part.candidates is not None for part in task.query_sets)):
             raise InputError(
                 f"{self.label}: got the task {task.name}, of another corpus or a part of one; expected the collection "
-                "that the index was made of; fix: `bixse evaluate INDEX --collection DIR` with that collection, or "
-                f"evaluate the model itself ({manifest.encoder.name})"
+                "that the index was made of; fix: name that collection, or the model itself "
+                f"({manifest.encoder.name})"
             )
+        return []
+
+    def answers(
+        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> Iterator[tuple[str, Ranking]]:
         self.prompts_hash = prompts_hash(self.opened.model)
         self.notes = [f"{self.label}: {warning}" for warning in self.opened.warnings]
-        runs: dict[str, Ranking] = {}
         for query_set in task.query_sets:
-            run = self.opened.search_run(query_set.queries, depth + task.exclude_self)
-            runs[query_set.name] = without_self(run, depth) if task.exclude_self else run
+            deeper = depth + task.exclude_self + min(len(query_set.left_out), MOST_LEFT_OUT)
+            for queries in query_blocks(query_set.queries):
+                run = self.opened.search_run(queries, deeper)
+                if "collection" in task.inputs:
+                    task.check_known(self.label, run)
+                yield query_set.name, best_of(run, depth, query_set.left_out, task.exclude_self)
         if progress is not None:
             progress(task.count)
-        return runs
 
     def release(self) -> None:
         """Close the index; the next use opens it again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +67,9 @@ class JudgeSystem(System):
         """The summary of the last grading."""
         return GradeSummary(**json.loads(read_text(self.folder / RUN_FILE))["results"]["summary"])
 
-    def search(
+    def answers(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Ranking]:
+    ) -> Iterator[tuple[str, Ranking]]:
         (asked,) = task.query_sets
         candidates = self._candidates(task, depth)
         texts = self._texts(task, candidates)
@@ -85,9 +85,7 @@ class JudgeSystem(System):
                 "expected all; fix: the same command with a higher limit continues"
             )
         relevance = {(row["query_id"], row["document_id"]): row["relevance"] for row in self._rows()}
-        return {
-            asked.name: {query: self._reordered(query, answers, relevance) for query, answers in candidates.items()}
-        }
+        yield asked.name, {query: self._reordered(query, answers, relevance) for query, answers in candidates.items()}
 
     def check_answers(self, task: Task, refuse: bool) -> list[str]:
         return [] if self._file is None else self._file.check_answers(task, refuse=False)  # `_texts` refuses documents

@@ -6,34 +6,31 @@ import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection import as_collection, save_collection
-from bixse.data.pairs_files import open_pairs, pairs_files
+from bixse.data.collection import stream_documents
+from bixse.data.pairs_files import as_pairs, open_pairs
 from bixse.data.run import Run, open_run
-from bixse.encoders.loading.build import model_name
+from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError
-from bixse.files.files import alone_in, hash_files, work_folders
-from bixse.index.search import SearchIndex
+from bixse.evaluation.systems import EncoderSystem, System
+from bixse.evaluation.tasks import QuerySet, Task
+from bixse.files.files import alone_in, work_folders
+from bixse.files.parquet import read_table
 from bixse.mining.candidates import Candidate, choose, fuse, keep_new, rank_band, text_key
-from bixse.mining.mine_settings import MineConfig, MineInputs, read_inputs
+from bixse.mining.mine_settings import MineConfig, MineInputs, MineObjects, read_inputs
 from bixse.mining.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
-from bixse.mining.searching import (
-    contents_of,
-    document_ids_of,
-    index_of,
-    inputs_of,
-    open_dense,
+from bixse.mining.retrievers import (
+    SavedRun,
+    named_retrievers,
+    open_retriever,
     read_answers,
+    retriever_hashes,
     retriever_labels,
-    save_answers,
-    search_index,
-    search_words,
-    settings_of,
 )
 from bixse.progress import progress_bar
 from bixse.report.table import format_table
@@ -42,11 +39,12 @@ from bixse.search.bm25 import BM25_NAME
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pairs
     from bixse.progress import ProgressBars
+    from bixse.relevance import Ranking
 
 log = logging.getLogger(__name__)
 
 WORK = ".searching"
-"""Subfolder of the run for indexes, deleted when the pairs are written."""
+"""Subfolder of the run for the best documents so far, deleted when the pairs are written."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class MineResult:
 def mine(
     queries: Mapping[str, str] | str | Path,
     corpus: Mapping[str, Any] | str | Path,
-    retrievers: Sequence[Any] = (BM25_NAME,),
+    retrievers: Any = (BM25_NAME,),
     per_query: int | None = None,
     *,
     known: Any = None,
@@ -106,10 +104,13 @@ def mine(
     Args:
         queries: query id -> text, or a file.
         corpus: document id -> text or {"title", "text"}, or a file.
-        retrievers: "bm25", and models: a name, a folder, or a `SentenceTransformer`.
+        retrievers: one or several: "bm25", a model (a name, a folder, or a `SentenceTransformer`), the folder of an
+            index of the corpus, a run {query id: {document id: score}}, or a function. The function gets the text of
+            one query, and returns document ids, best first, or (id, score) pairs.
         per_query: number of documents per query; None means 8.
         known: graded pairs in any form of `train`, which are not mined again.
-        out: folder for the files of `bixse mine`, which the same call reads again; None leaves no file.
+        out: folder for the files of `bixse mine`, which the same call reads again; None leaves no file. With a folder,
+            ids must have no white space, and a function counts as the same if its name is the same.
         verbose: show progress.
         settings: options of `bixse mine` under the same names, such as `strategy` or `seed`.
 
@@ -121,24 +122,20 @@ def mine(
 
     Example:
         >>> corpus = {"d1": "copy a folder: shutil.copytree", "d2": {"title": "os", "text": "remove a file"}}
-        >>> mine({"q1": "copy a tree of files"}, corpus, retrievers=["bm25"], verbose=False)
+        >>> mine({"q1": "copy a tree of files"}, corpus, retrievers=["bm25", lambda query: ["d2"]], verbose=False)
         Pairs(2 pairs, 1 queries, not graded)
     """
-    with work_folders(out, "mine") as (folder, run):
-        files: dict[str, Any] = {"queries": queries, "corpus": corpus}
-        if not all(isinstance(file, str | Path) for file in files.values()):
-            save_collection(as_collection((queries, corpus), None), folder)
-            files = {name: folder / f"{name}.jsonl" for name in files}
-        names = [model_name(each, folder / f"model-{number}") for number, each in enumerate(retrievers, 1)]
-        files["known"] = None if known is None else pairs_files(known, folder)
-        result = mine_into(
-            MineConfig.of_options(settings, retrievers=names, per_query=per_query, **files),
-            run,
-            progress_bar if verbose else None,
-        )
+    objects, files = MineObjects.of(queries, corpus, known)
+    named = named_retrievers(retrievers)
+    config = MineConfig.of_options(settings, retrievers=list(named), per_query=per_query, **files)
+    if out is not None:
+        objects.check_words()
+    with work_folders(out, "mine") as (_, run), use_precision(config.precision):
+        result = _mine(config, run, progress_bar if verbose else None, named, objects, is_temporary=out is None)
         for line in result.warnings:
             log.warning("%s", line)
-        return open_pairs(run / result.path)
+        path = run / result.path
+        return open_pairs(path) if out is not None else as_pairs(read_table(path), graded=False)
 
 
 def mine_into(config: MineConfig, out: str | Path, progress: ProgressBars | None = None) -> MineResult:
@@ -146,52 +143,77 @@ def mine_into(config: MineConfig, out: str | Path, progress: ProgressBars | None
 
     The pairs have no relevance: a mined document is no negative until a judge grades it. `out` receives the pairs, the
     TREC run of each retriever and run.json. The same call continues an interrupted run and reuses a finished one.
-    The corpus is encoded into an index, so that memory does not depend on the number of documents.
+    The corpus is read in blocks and searched as `evaluate` does; BM25 alone holds it in memory.
 
     Raises:
         InputError: a file, setting or retriever that cannot be used, or no candidate for any query.
         OutputExistsError: `out` holds another run.
         StorageError: `out` cannot be written.
-        IncompleteError: a shard of an index failed twice; the other shards are kept.
     """
     with use_precision(config.precision):
         return _mine(config, Path(out), progress)
 
 
-def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineResult:
-    path = out / MINED_FILE
-    labels = retriever_labels(config.retrievers)
-    precision = resolve_precision()
-    record = _open(config, labels, out, precision)
+def _mine(
+    config: MineConfig,
+    out: Path,
+    progress: ProgressBars | None,
+    named: Mapping[str, str | System] | None = None,
+    objects: MineObjects | None = None,
+    is_temporary: bool = False,
+) -> MineResult:
+    labels, objects = retriever_labels(config.retrievers, named or ()), objects or MineObjects()
+    retrievers = {label: (named or {}).get(name, name) for label, name in labels.items()}
+    hashes = objects.hashes(config.files())
+    record = _open(config, labels, {} if is_temporary else retrievers, out, hashes)
     if record.status == "finished":
-        return record.result(MineResult, lambda _: [path.name])
-    inputs, corpus = read_inputs(config), config.files()["corpus"]
-    runs = {label: out / f"run.{label}.trec" for label in labels}
-    missing = {label: labels[label] for label in runs if not runs[label].exists()}
-    dense = {
-        label: open_dense(name, config, record.inputs["corpus"]) for label, name in missing.items() if name != BM25_NAME
-    }
+        return record.result(MineResult, lambda _: [MINED_FILE])
+    inputs = read_inputs(config, objects)
+    task = _task(config, inputs, objects, hashes)
+    runs = {label: SavedRun(out / f"run.{label}.trec", is_temporary) for label in labels}
+    pending = {label: open_retriever(retrievers[label], config) for label in labels if not runs[label].path.exists()}
+    doubts = [line for system in pending.values() for line in system.check_answers(task, refuse=True)]
     record.save("running")
-    notes: list[str] = []
     with alone_in(out / WORK):
-        for label, name in missing.items():
-            started, index = time.perf_counter(), dense.get(label)
-            if index is not None and not isinstance(index, SearchIndex):
-                index = index_of(index, name, config, out / WORK / label, progress)
-            step = progress(f"search with {label}", len(inputs.queries)) if progress is not None else None
-            notes += [] if index is None else [f"{label}: {warning}" for warning in index.warnings]
-            if index is None:
-                answers = search_words(corpus, inputs.queries, config, step)
-            else:
-                answers = search_index(index, inputs.queries, config, inputs.empty, step)
-            save_answers(answers, runs[label], label)
+        for label, system in pending.items():
+            started = time.perf_counter()
+            runs[label].save(_answers(label, system, task, config.depth, out / WORK, progress), label)
+            doubts += [f"{label}{note.removeprefix(system.label)}" for note in system.notes]
             record.timings[f"search with {label}"] = time.perf_counter() - started
-        return _finish(config, runs, replace(inputs, warnings=(*inputs.warnings, *notes)), record, corpus)
+            system.release()
+        return _finish(config, runs, replace(inputs, warnings=(*inputs.warnings, *doubts)), record, task)
 
 
-def _finish(config: MineConfig, runs: dict[str, Path], inputs: MineInputs, record: Run, corpus: Path) -> MineResult:
+def _task(config: MineConfig, inputs: MineInputs, objects: MineObjects, hashes: Mapping[str, str]) -> Task:
+    """Return the corpus with the queries, which have no judgements, as one task."""
+    path, held = config.files()["corpus"], objects.collection
+    return Task(
+        "mine",
+        lambda: ((name, each.content) for name, each in (held.corpus.items() if held else stream_documents(path))),
+        inputs.documents,
+        (QuerySet("queries", inputs.queries, {}, inputs.empty),),
+        inputs={"corpus.jsonl" if held is None else "collection": hashes["corpus"]},
+        settings={"missing_documents": "refuse"},
+    )
+
+
+def _answers(
+    label: str, system: System, task: Task, depth: int, work: Path, progress: ProgressBars | None
+) -> Iterator[Ranking]:
+    """Yield the answers of a retriever in blocks of queries, and report documents and queries."""
+    step = count = None
+    if progress is not None:
+        step = progress("encode documents", task.count) if isinstance(system, EncoderSystem) else None
+        count = progress(f"search with {label}", len(task.query_sets[0].queries))
+    for _, run in system.answers(task, depth, work / f"{label}.npz", step):
+        yield run
+        if count is not None:
+            count(len(run))
+
+
+def _finish(config: MineConfig, runs: dict[str, SavedRun], inputs: MineInputs, record: Run, task: Task) -> MineResult:
     out, path = record.folder, record.folder / MINED_FILE
-    pairs, counts = _choose(config, runs, inputs, corpus)
+    pairs, counts = _choose(config, runs, inputs, task)
     if not pairs:
         record.save("failed")
         shutil.rmtree(out / WORK, ignore_errors=True)
@@ -200,9 +222,9 @@ def _finish(config: MineConfig, runs: dict[str, Path], inputs: MineInputs, recor
             "corpus and queries are of one language, or add a retriever (--retriever demo)"
         )
     mined = Counter(pair.query_id for pair in pairs)
-    silent = [label for label, run in runs.items() if not run.stat().st_size]
+    silent = [label for label, run in runs.items() if not run.path.stat().st_size]
     for label in silent:
-        runs[label].unlink()
+        runs[label].path.unlink()
     save_mined_pairs(pairs, path)
     result = MineResult(
         path=path.name,
@@ -214,7 +236,7 @@ def _finish(config: MineConfig, runs: dict[str, Path], inputs: MineInputs, recor
         known=counts["known"],
         copies=counts["copies"],
         empty_documents=len(inputs.empty),
-        runs={label: run.name for label, run in runs.items() if label not in silent},
+        runs={label: run.path.name for label, run in runs.items() if label not in silent},
         warnings=[*inputs.warnings, *(f"{label} found no document for any query" for label in silent)],
     )
     record.results = asdict(result)
@@ -223,33 +245,47 @@ def _finish(config: MineConfig, runs: dict[str, Path], inputs: MineInputs, recor
     return result
 
 
-def _open(config: MineConfig, labels: dict[str, str], out: Path, precision: str) -> Run:
+def _open(
+    config: MineConfig,
+    labels: Mapping[str, str],
+    retrievers: Mapping[str, str | System],
+    out: Path,
+    hashes: Mapping[str, str],
+) -> Run:
     """Open the record of this run; hashes of files count, their paths do not."""
-    inputs = hash_files(config.files()) | inputs_of(labels)
-    settings = config.identity() | settings_of(labels)
+    inputs = dict(hashes)
+    for label, given in retrievers.items():
+        inputs |= {f"{label}/{file}": digest for file, digest in retriever_hashes(given).items()}
+    # The location of a folder does not decide what it finds.
+    names = [label if model_path_settings(name) else name for label, name in labels.items()]
+    settings = config.identity() | {"retrievers": names, "models": list(labels.values())}
     # BM25 computes without a model, so the dtype does not change its rankings.
     if any(name != BM25_NAME for name in labels.values()):
-        settings["precision"] = precision
+        settings["precision"] = resolve_precision()
     return open_run(out, "mine", settings, inputs, paths=("collection", "corpus", "queries", "known", "models"))
 
 
 def _choose(
-    config: MineConfig, runs: dict[str, Path], inputs: MineInputs, corpus: Path
+    config: MineConfig, runs: Mapping[str, SavedRun], inputs: MineInputs, task: Task
 ) -> tuple[list[MinedPair], Counter[str]]:
     """Select the pairs per query, in query order and by rank, and count the candidates left out."""
-    wanted = document_ids_of(runs.values()).union(*(inputs.known.get(query_id, ()) for query_id in inputs.queries))
+    wanted = {name for run in runs.values() for _, hits in run for name in hits}
+    wanted.update(*(inputs.known.get(query_id, ()) for query_id in inputs.queries))
     # First pass over the corpus: only hashes of texts are in memory, to tell copies apart.
-    keys = {name: text_key(content) for name, content in contents_of(corpus, wanted)}
+    keys = {name: text_key(content) for name, content in task.documents() if name in wanted and content}
     chosen: list[tuple[str, Candidate]] = []
     counts: Counter[str] = Counter()
     for (query_id, query), answers in zip(inputs.queries.items(), read_answers(runs, inputs.queries), strict=True):
-        new = keep_new(fuse(answers, config.depth), query, keys, inputs.known.get(query_id, ()))
+        # A given run may name documents without text, and some that the corpus lacks.
+        candidates = [candidate for candidate in fuse(answers, config.depth) if candidate.document_id in keys]
+        new = keep_new(candidates, query, keys, inputs.known.get(query_id, ()))
         counts.update(known=new.known, copies=new.copies)
         ids = [candidate.document_id for candidate in new.candidates]
         positions = choose(config.strategy, ids, config.count, config.seed, query_id)
         chosen += [(query_id, new.candidates[position]) for position in positions]
     # Second pass: texts of the selected documents alone.
-    contents = dict(contents_of(corpus, {candidate.document_id for _, candidate in chosen}))
+    selected = {candidate.document_id for _, candidate in chosen}
+    contents = {name: content for name, content in task.documents() if name in selected}
     pairs = [
         MinedPair(query_id, inputs.queries[query_id], pick.document_id, contents[pick.document_id], config.task,
                   pick.source, pick.rank)

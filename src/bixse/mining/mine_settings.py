@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from bixse.data.collection import Document, check_corpus, check_split, read_queries, splits_of
+from bixse.data.collection import (
+    Collection,
+    Document,
+    as_collection,
+    check_corpus,
+    check_split,
+    read_queries,
+    splits_of,
+)
 from bixse.data.joined import Unjoined, check_joined, unjoined_judgements, warn_of
-from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.trec import read_qrels
+from bixse.data.pairs_files import as_pairs, load_graded_pairs
+from bixse.data.trec import check_word, read_qrels
 from bixse.errors import SEEDS, InputError, shorten
+from bixse.files.files import hash_files, json_hash
 from bixse.mining.candidates import Strategy
 from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag, Reads
@@ -48,8 +57,8 @@ class MineConfig(EncodingSettings):
     known: Annotated[Path | None, Flag(metavar="FILE"), Reads("graded")] = None
     """File of graded pairs. No pair in it is mined again, whatever its grade; null leaves out none."""
     retrievers: Annotated[tuple[str, ...], Flag(name="retriever"), Reads("system")] = ("bm25",)
-    """bm25 (the default), demo, a model folder, a hub name, or the folder of an index of the corpus; one or several.
-    """
+    """bm25 (the default), demo, a model folder, a hub name, the folder of an index of the corpus, or a TREC run; one or
+    several."""
     strategy: Strategy = "spread"
     """Way to select documents. spread: over all ranks down to the depth; top: the best; one: a single document of any
     rank."""
@@ -120,15 +129,54 @@ class MineInputs:
     warnings: tuple[str, ...] = ()
 
 
-def read_inputs(config: MineConfig) -> MineInputs:
+@dataclass(frozen=True)
+class MineObjects:
+    """The objects of a call from Python, in place of the files `corpus`, `queries` and `known` of the settings."""
+
+    collection: Collection | None = None
+    known: Pairs | None = None
+
+    @classmethod
+    def of(cls, queries: Any, corpus: Any, known: Any) -> tuple[Self, dict[str, Any]]:
+        """Return the objects among the inputs, and settings with the files, or with names in place of the objects."""
+        files = {"queries": queries, "corpus": corpus, "known": known}
+        collection, graded = None, None
+        if not (isinstance(queries, str | Path) and isinstance(corpus, str | Path)):
+            collection = as_collection((queries, corpus), None)
+            files |= {"queries": Path("queries"), "corpus": Path("corpus")}
+        if not (known is None or isinstance(known, str | Path)):
+            graded, files["known"] = as_pairs(known), Path("known")
+        return cls(collection, graded), files
+
+    def hashes(self, files: Mapping[str, Path]) -> dict[str, str]:
+        """Return name -> hash of each input: of an object, else of its file."""
+        held: dict[str, Any] = {}
+        if self.collection is not None:
+            held = {"corpus": dict(self.collection.corpus), "queries": dict(self.collection.queries)}
+        if self.known is not None:
+            held["known"] = list(self.known.rows())
+        hashes = {name: json_hash(content) for name, content in held.items()}
+        return hashes | hash_files({name: path for name, path in files.items() if name not in held})
+
+    def check_words(self) -> None:
+        """Raise InputError for ids that the files of a folder cannot hold."""
+        for name, part in () if self.collection is None else vars(self.collection).items():
+            for word in part if name in ("queries", "corpus") else ():
+                check_word(f"{name} with out: id", word)
+
+
+def read_inputs(config: MineConfig, objects: MineObjects | None = None) -> MineInputs:
     """Read and check all inputs of a mining run."""
-    files = config.files()
-    queries = read_queries(files["queries"])
-    graded = None if config.known is None else load_graded_pairs(config.known)
+    files, held, graded = config.files(), None, None
+    if objects is not None:
+        held, graded = objects.collection, objects.known
+    queries = read_queries(files["queries"]) if held is None else held.queries
+    if config.known is not None and graded is None:
+        graded = load_graded_pairs(config.known)
     judged = {} if config.split is None else read_qrels(files[f"qrels/{config.split}"])
     # One pass over the corpus checks it and finds the documents of judgements and known pairs.
     documents = _Documents(graded)
-    corpus = check_corpus(files["corpus"], judged, documents.see)
+    corpus = check_corpus(files["corpus"], judged, documents.see, corpus=None if held is None else held.corpus)
     fix = "give corpus, queries and judgements of one collection"
     parts = unjoined_judgements(judged, queries, corpus.missing)
     warnings = check_joined(files.get(f"qrels/{config.split}", files["queries"]), parts, fix)

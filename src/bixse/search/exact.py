@@ -98,21 +98,23 @@ class TopK:
         with float32_products(), closing(chunks):
             for chunk in chunks:
                 _check_finite(chunk, "document embeddings")
-                parts = [
-                    best_keys(block @ chunk.T, self.seen, known, self.top_k)
-                    for block, known in zip(self.queries.split(together), self.keys.split(together), strict=True)
-                ]
-                self.keys = torch.cat(parts)
-                self.seen += len(chunk)
+                width = min(self.top_k, self.keys.shape[1] + len(chunk))
+                # in place once all are full: the keys of many queries would be in memory twice
+                keys = self.keys if width == self.keys.shape[1] else self.keys.new_empty((len(self.queries), width))
+                for start in range(0, len(self.queries), together):
+                    rows = slice(start, start + together)
+                    keys[rows] = best_keys(self.queries[rows] @ chunk.T, self.seen, self.keys[rows], self.top_k)
+                self.keys, self.seen = keys, self.seen + len(chunk)
 
-    def result(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Return scores and positions, each (Q, k), see `exact_search`."""
-        if bool((self.keys == _NO_KEY).any()):
+    def result(self, queries: slice = slice(None)) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Return scores and positions, each (Q, k), of some queries or of all, see `exact_search`."""
+        keys = self.keys[queries]
+        if bool((keys == _NO_KEY).any()):
             raise InputError(
                 "embeddings: got inner products beyond float32 (infinity minus infinity); expected embeddings of "
                 "moderate length; fix: normalise them"
             )
-        scores, positions = _from_keys(self.keys)
+        scores, positions = _from_keys(keys)
         return scores.cpu().numpy(), positions.cpu().numpy()
 
 
