@@ -1,4 +1,4 @@
-"""Engines, which run the shards of a job: in this process, in several of this machine, or as one rank of several."""
+"""Engines, which run the shards of a job: in this process, in several of this machine, as a rank, or on Ray."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from pkgutil import resolve_name
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
 from bixse.errors import BixseError, InputError
 from bixse.files.files import write_atomically
 from bixse.machine import cores, launched_number
-from bixse.settings import Settings
+from bixse.settings import Flag, Settings
 
 Shard = TypeVar("Shard")
 Result = TypeVar("Result")
@@ -188,7 +190,9 @@ class Engine:
     ) -> Iterator[Ended[Shard, Result]]:
         """Try each shard once."""
         if not self.here:
-            yield from _spread(job, shards, processes, self._gpus)
+            threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, cores() // processes)))
+            gpus = [{"CUDA_VISIBLE_DEVICES": name} for name in self._gpus] or [{}]
+            yield from spread(shards, lambda slot: _Worker(job, threads | gpus[slot % len(gpus)]), processes)
             return
         for shard in shards:
             state = job.setup() if state is None else state
@@ -205,60 +209,106 @@ def visible_gpus() -> list[str]:
     return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
 
 
+class Worker(Protocol):
+    """A process that does one shard at a time. Its death affects no other process."""
+
+    died: tuple[type[BaseException], ...]
+    """Errors of a shard whose process died."""
+    begun: Future[Any]
+    """It ends when the process is ready for shards."""
+
+    def submit(self, shard: Any) -> Future[Ended[Any, Any]]: ...
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process, which is at work."""
+
+    def close(self) -> None: ...
+
+    def refusal(self, error: BaseException) -> InputError:
+        """Return the error to raise for a process that died at its start."""
+
+
 class _Worker:
-    """A process that does one shard at a time, in a pool of its own, so that its death affects no other process."""
+    """A process of this machine, in a pool of its own."""
+
+    died: tuple[type[BaseException], ...] = (BrokenProcessPool,)
 
     def __init__(self, job: Job[Any, Any], variables: Mapping[str, str]) -> None:
-        self.variables = variables
         context = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
         with environment(variables):
             self.pool = ProcessPoolExecutor(1, context, _begin, (os.getpid(), job))
-            try:
-                self.process = self.pool.submit(os.getpid).result()
-            except BrokenProcessPool as error:
-                raise InputError(
-                    "processes: got one that died at its start; expected it to run; fix: in a script, call this below "
-                    "`if __name__ == '__main__':`, or use one process"
-                ) from error
+            self.begun: Future[Any] = self.pool.submit(os.getpid)
+
+    def submit(self, shard: Shard) -> Future[Ended[Shard, Any]]:
+        return self.pool.submit(_work, shard)
+
+    def send(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.begun.result(), number)
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+    def refusal(self, error: BaseException) -> InputError:
+        return InputError(
+            "processes: got one that died at its start; expected it to run; fix: in a script, call this below "
+            "`if __name__ == '__main__':`, or use one process"
+        )
 
 
-def _spread(
-    job: Job[Shard, Result], shards: Iterator[Shard], processes: int, gpus: Sequence[str]
-) -> Iterator[Ended[Shard, Result]]:
-    """Yield shards as they end; after a process dies, a new process takes the next shard."""
-    threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, cores() // processes)))
-    free: list[Mapping[str, str]] = [
-        threads | ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}) for number in range(processes)
-    ]
-    idle: list[_Worker] = []
-    busy: dict[Future[Ended[Shard, Result]], tuple[_Worker, Shard]] = {}
-    nothing = object()
+def spread(shards: Iterator[Shard], start: Callable[[int], Worker], processes: int) -> Iterator[Ended[Shard, Any]]:
+    """Yield shards as they end; after a process dies, a new process takes the next shard.
+
+    `start` starts the worker of a slot, from 0 to `processes` - 1. The worker that is ready first takes the next shard.
+    """
+    free, idle, pending, slots = list(range(processes)), list[Worker](), deque[Shard](), dict[Worker, int]()
+    busy: dict[Future[Any], tuple[Worker, Any]] = {}
+    nothing: Any = object()  # in place of the shard of a worker that starts
     try:
         while True:
             while (idle or free) and (shard := next(shards, nothing)) is not nothing:
-                worker = idle.pop() if idle else _Worker(job, free.pop(0))
-                busy[worker.pool.submit(_work, shard)] = worker, shard  # type: ignore[assignment]
-            if not busy:
+                if idle:
+                    worker = idle.pop()
+                    busy[worker.submit(shard)] = worker, shard
+                else:
+                    worker = start(free[0])
+                    slots[worker] = free.pop(0)
+                    busy[worker.begun] = worker, nothing
+                    pending.append(shard)
+            if not pending and all(shard is nothing for _, shard in busy.values()):
                 return
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 worker, shard = busy.pop(future)
-                if isinstance(future.exception(), BrokenProcessPool):
-                    free.append(worker.variables)
-                    worker.pool.shutdown()
+                if isinstance(error := future.exception(), worker.died):
+                    if shard is nothing:
+                        raise worker.refusal(error) from error
+                    free.append(slots.pop(worker))
+                    worker.close()
                     yield Ended(shard, error=DIED)
                     continue
-                idle.append(worker)
-                yield future.result()
+                ended = future.result()
+                if pending:
+                    following = pending.popleft()
+                    busy[worker.submit(following)] = worker, following
+                else:
+                    idle.append(worker)
+                if shard is not nothing:
+                    yield ended
     except BaseException:
-        for number in (signal.SIGINT, signal.SIGKILL):  # the first lets a shard write its checkpoint
-            for worker in (worker for future, (worker, _) in busy.items() if not future.done()):
-                with suppress(ProcessLookupError):
-                    os.kill(worker.process, number)
-            wait(busy, timeout=PATIENCE)
+        interrupt({future: worker for future, (worker, shard) in busy.items() if shard is not nothing})
         raise
     finally:
-        for worker in (*idle, *(worker for worker, _ in busy.values())):
-            worker.pool.shutdown(cancel_futures=True)
+        for worker in slots:
+            worker.close()
+
+
+def interrupt(at_work: Mapping[Future[Any], Worker]) -> None:
+    """Interrupt workers, so that they write their checkpoints, and kill those that do not end."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        for future, worker in at_work.items():
+            if not future.done():
+                worker.send(number)
+        wait(at_work, timeout=PATIENCE)
 
 
 def _begin(parent: int, job: Job[Any, Any]) -> None:
@@ -333,19 +383,26 @@ def rank_of(variables: Mapping[str, str]) -> tuple[int, int]:
 class PlaceSettings(Settings):
     """The machines that share the work."""
 
-    engine: Literal["local", "ranks"] = "local"
+    engine: Literal["local", "ranks", "ray"] = "local"
     """Engine. local: all work runs on this machine; ranks: this process does its share, and other processes of a
-    launcher (torchrun, a Slurm array) do theirs."""
+    launcher (torchrun, a Slurm array) do theirs; ray: Ray runs the processes, on this machine or on a cluster."""
+    address: Annotated[str | None, Flag(metavar="HOST:PORT")] = None
+    """Address of the Ray cluster; auto finds the cluster of this machine. null: Ray starts on this machine alone."""
 
     def engine_of(self, processes: int | None) -> Engine:
         """Return the engine for this number of concurrent processes; None means as many as fit."""
+        if self.address is not None and self.engine != "ray":
+            raise InputError(f"address: got it with engine {self.engine}; expected engine ray; fix: --engine ray")
         if self.engine == "ranks":
             return Engine(processes, *rank_of(os.environ))
         if (size := launched_number("WORLD_SIZE", 1)) > 1:
             raise InputError(
-                f"engine local: got WORLD_SIZE={size}, processes of a launcher that would all do the same work; "
-                "expected one; fix: --engine ranks, or start it without the launcher"
+                f"engine {self.engine}: got WORLD_SIZE={size}, processes of a launcher that would all do the same "
+                "work; expected one; fix: --engine ranks, or start it without the launcher"
             )
+        if self.engine == "ray":
+            engine: Engine = resolve_name("bixse.ray_engine:RayEngine")(processes, self.address)
+            return engine
         return Engine(processes)
 
 
@@ -360,8 +417,8 @@ class EngineSettings(PlaceSettings):
     shards: int | None = Field(default=None, ge=1)
     """Approximate number of shards; null means as few as possible."""
     processes: int = Field(default=1, ge=1)
-    """Number of processes on this machine. Each works on one shard at a time. The GPUs that CUDA_VISIBLE_DEVICES names
-    are assigned to them in turn."""
+    """Number of processes on this machine, or on the Ray cluster. Each works on one shard at a time. The GPUs that
+    CUDA_VISIBLE_DEVICES names are assigned to them in turn."""
 
     @property
     def in_shards(self) -> bool:
