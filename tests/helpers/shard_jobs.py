@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+import pytest
 
 from bixse.engine import Job
 from bixse.errors import StorageError
@@ -13,6 +17,8 @@ from bixse.files.files import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs bixse[ray]")
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class Numbers(Job):
     dies_once: tuple[int, ...] = ()
     raises: tuple[int, ...] = ()
     full: tuple[int, ...] = ()  # shards that find a full disk
+    seconds: float = 0.0  # time that a shard takes; Ctrl-C during it is logged
 
     def setup(self):
         self.log(f"setup {os.getpid()}")
@@ -40,6 +47,11 @@ class Numbers(Job):
             raise RuntimeError(f"shard {shard}\nis bad")
         if shard in self.full:
             raise StorageError("got a full disk; expected room; fix: free some")
+        try:
+            time.sleep(self.seconds)
+        except KeyboardInterrupt:
+            self.log(f"interrupted {shard}")
+            raise
         numbers = (self.folder / f"{shard}.txt").read_text().split()
         total = sum(map(int, numbers)) * state
         write_atomically(self.output(shard), f"{total}\n")

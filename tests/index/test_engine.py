@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,14 +18,19 @@ from bixse.index.index_files import Manifest
 from bixse.index.make_index import EncodeShards
 from bixse.index.search import load_encoder
 from bixse.machine import cores
+from bixse.ray_engine import RayEngine
 from bixse.search.store import EmbeddingStore
 from helpers.chat_server import planted
 from helpers.command import call, ended, refused, start
-from helpers.shard_jobs import Numbers, Threads, logged, sums, write_numbers
+from helpers.shard_jobs import Numbers, Threads, logged, needs_ray, sums, write_numbers
 from helpers.toy import index_of
 
 needs_two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")
-both = pytest.mark.parametrize("processes", [1, pytest.param(2, marks=needs_two_cores)])
+several = [
+    pytest.param(partial(Engine, 2), marks=needs_two_cores, id="processes"),
+    pytest.param(partial(RayEngine, 2), marks=[needs_two_cores, needs_ray], id="ray"),
+]
+engines = pytest.mark.parametrize("engine", [pytest.param(Engine, id="here"), *several])
 RANK = """
 import sys
 from pathlib import Path
@@ -56,10 +62,11 @@ def start_rank(folder, *dies, **environment):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.parametrize("kind", [Engine, RayEngine])
 @pytest.mark.parametrize("processes", [0, -1, 10_000])
-def test_more_processes_than_cores_are_refused(processes):
+def test_more_processes_than_cores_are_refused(processes, kind):
     with pytest.raises(InputError) as error:
-        Engine(processes)
+        kind(processes)
     assert error.value.got == str(processes)
 
 
@@ -86,38 +93,43 @@ def test_environment_without_a_valid_rank_is_refused(environment):
     assert error.value.where == "engine ranks"
 
 
-@both
-def test_full_disk_ends_all_shards(folder, processes):
+@engines
+def test_full_disk_ends_all_shards(folder, engine):
     with pytest.raises(StorageError, match="full disk"):
-        list(Engine(processes).map(Numbers(folder, full=(0, 1, 2)), range(6)))
+        list(engine().map(Numbers(folder, full=(0, 1, 2)), range(6)))
 
 
-@both
-def test_second_call_does_the_failed_and_the_missing_shards_alone(folder, expected, processes):
-    outcomes = {ended.shard: ended for ended in Engine(processes).map(Numbers(folder, raises=(3, 4)), range(6))}
+@engines
+def test_second_call_does_the_failed_and_the_missing_shards_alone(folder, expected, engine):
+    outcomes = {ended.shard: ended for ended in engine().map(Numbers(folder, raises=(3, 4)), range(6))}
     assert [outcomes.pop(shard).error for shard in (3, 4)] == [f"RuntimeError: shard {n} is bad" for n in (3, 4)]
     assert {shard: ended.result for shard, ended in outcomes.items()} == {n: 2 * n + 1 for n in (0, 1, 2, 5)}
     assert [logged(folder, "run").count(str(shard)) for shard in range(6)] == [1, 1, 1, 2, 2, 1]
     assert not (folder / "out" / f"3.sum{MARK}").exists()
     (folder / "out" / "5.sum").unlink()
-    known = {ended.shard: ended.known for ended in Engine(processes).map(Numbers(folder), range(6))}
+    known = {ended.shard: ended.known for ended in engine().map(Numbers(folder), range(6))}
     assert known == {0: True, 1: True, 2: True, 3: False, 4: False, 5: False}
     assert sums(folder) == expected
 
 
-@needs_two_cores
-def test_killed_process_loses_its_own_shard_alone(folder):
+@pytest.mark.parametrize("engine", several)
+def test_killed_process_loses_its_own_shard_alone(folder, engine):
     job = Numbers(folder, dies=(1,), dies_once=(2,))
-    outcomes = {ended.shard: ended for ended in Engine(2).map(job, range(6))}
+    outcomes = {ended.shard: ended for ended in engine().map(job, range(6))}
     assert "died" in outcomes.pop(1).error
     assert {shard: ended.result for shard, ended in outcomes.items()} == {n: 2 * n + 1 for n in (0, 2, 3, 4, 5)}
     assert [logged(folder, "run").count(str(shard)) for shard in range(6)] == [1, 2, 2, 1, 1, 1]
 
 
-def test_outputs_of_another_job_are_made_again(folder):
+@engines
+def test_outputs_of_another_job_are_made_again(folder, engine):
     list(Engine(1).map(Numbers(folder), range(3)))
-    outcomes = list(Engine(1).map(Numbers(folder, factor=10), range(3)))
-    assert [(ended.result, ended.known) for ended in outcomes] == [(10, False), (30, False), (50, False)]
+    outcomes = list(engine().map(Numbers(folder, factor=10), range(3)))
+    assert [(ended.result, ended.known) for ended in sorted(outcomes, key=lambda ended: ended.shard)] == [
+        (10, False),
+        (30, False),
+        (50, False),
+    ]
 
 
 def test_single_process_is_this_process_and_does_shards_on_demand(folder):
@@ -126,12 +138,12 @@ def test_single_process_is_this_process_and_does_shards_on_demand(folder):
     assert logged(folder, "setup") == [str(os.getpid())]
 
 
-@needs_two_cores
-def test_each_process_sets_up_once_and_has_its_share_of_the_cores(folder, monkeypatch):
+@pytest.mark.parametrize("engine", several)
+def test_each_process_sets_up_once_and_has_its_share_of_the_cores(folder, engine, monkeypatch):
     monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
-    list(Engine(2).map(Numbers(folder), range(6)))
+    list(engine().map(Numbers(folder), range(6)))
     assert 1 <= len(logged(folder, "setup")) == len(set(logged(folder, "setup"))) <= 2
-    results = [ended.result for ended in Engine(2).map(Threads(), range(3))]
+    results = [ended.result for ended in engine().map(Threads(), range(3))]
     assert {threads for _, threads in results} == {str(max(1, cores() // 2))}
     assert os.getpid() not in {process for process, _ in results}
     assert "RAYON_NUM_THREADS" not in os.environ
@@ -242,10 +254,11 @@ def test_ranks_at_once_write_the_results_of_one_process(verb, words_of, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=needs_ray)])
 @pytest.mark.parametrize("verb", ["grade", "index"])
-def test_two_processes_write_the_bytes_of_one(verb, words_of, tmp_path):
+def test_two_processes_write_the_bytes_of_one(verb, engine, words_of, tmp_path):
     words, (metric, figures) = words_of(verb), COUNTS[verb]
-    code, metrics = ended(start(*words, "--processes", "2", "--out", tmp_path / "two"))
+    code, metrics = ended(start(*words, "--engine", engine, "--processes", "2", "--out", tmp_path / "two"))
     assert (code, metrics[metric]) == (0, sum(figures)), metrics
     assert ended(start(*words, "--out", tmp_path / "local"))[0] == 0
     assert content(verb, tmp_path / "two") == content(verb, tmp_path / "local") != {}

@@ -22,6 +22,7 @@ from bixse.lab.studies.study import chosen_values
 from bixse.machine import cores
 from bixse.relevance import GradeScale
 from helpers.command import call, refused
+from helpers.shard_jobs import needs_ray
 from helpers.toy import action_collection
 
 QUICK = ("rankers",)
@@ -260,13 +261,15 @@ class TestUnhappyPaths:
 
 @pytest.mark.slow
 @pytest.mark.skipif(cores() < 2, reason="needs two cores")
-def test_ctrl_c_and_the_same_command_goes_on(actions, student, tmp_path):
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=needs_ray)])
+def test_ctrl_c_and_the_same_command_goes_on(engine, actions, student, tmp_path):
     path, out = tmp_path / "study.yaml", tmp_path / "out"
     path.write_text(
         f"data: {{collection: {actions}, scale: [0, 3], min_relevant_grade: 2}}\nmodel: {student}\nseeds: [0, 1, 2]\n"
         "values: {losses: [bixse, infonce]}\ntrain: {optimizer: {global_batch_size: 8, num_train_epochs: 40}}\n"
     )
     command = [sys.executable, "-m", "bixse", "study", "losses", "--config", path, "--out", out, "--jobs", "2"]
+    command += ["--engine", engine]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     limit = time.monotonic() + 120
     while not list(out.glob("runs/*/*/result.json")) and time.monotonic() < limit and running.poll() is None:
