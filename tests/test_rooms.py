@@ -15,6 +15,7 @@ CORE = [*NOUNS, "data", "report", "encoders", "losses", "search", "evaluation", 
 """What a user needs to train, merge, evaluate, calibrate, search and report."""
 SATELLITES = [
     "engine",
+    "ray_engine",
     "index",
     "converting",
     "mining",
@@ -49,7 +50,8 @@ BUDGET = {
     "evaluation": (1990, 54),
     "calibration": (1250, 40),
     "training": (3830, 124),
-    "engine": (380, 4),
+    "engine": (440, 4),
+    "ray_engine": (215, 3),
     "index": (1210, 39),
     "converting": (2050, 35),
     "mining": (890, 35),

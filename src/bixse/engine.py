@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bixse.errors import BixseError, InputError
 from bixse.files.files import write_atomically
@@ -209,7 +209,7 @@ def visible_gpus() -> list[str]:
     return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
 
 
-class Worker(Protocol):
+class ShardProcess(Protocol):
     """A process that does one shard at a time. Its death affects no other process."""
 
     died: tuple[type[BaseException], ...]
@@ -256,13 +256,15 @@ class _Worker:
         )
 
 
-def spread(shards: Iterator[Shard], start: Callable[[int], Worker], processes: int) -> Iterator[Ended[Shard, Any]]:
+def spread(
+    shards: Iterator[Shard], start: Callable[[int], ShardProcess], processes: int
+) -> Iterator[Ended[Shard, Any]]:
     """Yield shards as they end; after a process dies, a new process takes the next shard.
 
     `start` starts the worker of a slot, from 0 to `processes` - 1. The worker that is ready first takes the next shard.
     """
-    free, idle, pending, slots = list(range(processes)), list[Worker](), deque[Shard](), dict[Worker, int]()
-    busy: dict[Future[Any], tuple[Worker, Any]] = {}
+    free, idle, pending, slots = list(range(processes)), list[ShardProcess](), deque[Shard](), dict[ShardProcess, int]()
+    busy: dict[Future[Any], tuple[ShardProcess, Any]] = {}
     nothing: Any = object()  # in place of the shard of a worker that starts
     try:
         while True:
@@ -302,7 +304,7 @@ def spread(shards: Iterator[Shard], start: Callable[[int], Worker], processes: i
             worker.close()
 
 
-def interrupt(at_work: Mapping[Future[Any], Worker]) -> None:
+def interrupt(at_work: Mapping[Future[Any], ShardProcess]) -> None:
     """Interrupt workers, so that they write their checkpoints, and kill those that do not end."""
     for number in (signal.SIGINT, signal.SIGKILL):
         for future, worker in at_work.items():
@@ -389,10 +391,14 @@ class PlaceSettings(Settings):
     address: Annotated[str | None, Flag(metavar="HOST:PORT")] = None
     """Address of the Ray cluster; auto finds the cluster of this machine. null: Ray starts on this machine alone."""
 
+    @model_validator(mode="after")
+    def _only_ray_has_an_address(self) -> Self:
+        if self.address is not None and self.engine != "ray":
+            raise ValueError(f"address: got it with engine {self.engine}; expected engine ray; fix: --engine ray")
+        return self
+
     def engine_of(self, processes: int | None) -> Engine:
         """Return the engine for this number of concurrent processes; None means as many as fit."""
-        if self.address is not None and self.engine != "ray":
-            raise InputError(f"address: got it with engine {self.engine}; expected engine ray; fix: --engine ray")
         if self.engine == "ranks":
             return Engine(processes, *rank_of(os.environ))
         if (size := launched_number("WORLD_SIZE", 1)) > 1:

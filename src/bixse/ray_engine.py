@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -12,13 +11,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
-from importlib import import_module
+from importlib import import_module, metadata
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from bixse import __version__
 from bixse.engine import THREAD_VARIABLES, Ended, Engine, Job, Result, Shard, attempt, environment, spread
 from bixse.errors import InputError
 from bixse.machine import cores
@@ -30,6 +28,7 @@ HERE = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
 """Environment of Ray on one machine. The second variable lets Ray listen on 127.0.0.1 alone, also on Linux."""
 STORE_BYTES = 80 * 2**20
 """Size of Ray's object store on one machine, just above Ray's minimum: shards and results are small."""
+log = logging.getLogger(__name__)
 ADDRESS_SECONDS = 10.0
 """Seconds for the machine of an address to answer."""
 
@@ -82,10 +81,10 @@ class RayEngine(Engine):
             return
         self._connect()
         threads, resources, number = self._room()
-        output, sent = job.output(first[0]), import_module("ray.cloudpickle").dumps(job)
+        output = job.output(first[0])
         folder = output and next(path for path in output.absolute().parents if path.is_dir())
         with NamedTemporaryFile(prefix=".shared-", dir=folder) if folder else nullcontext() as file:
-            begin = (sent, __version__, threads, str(Path.cwd()), file and file.name)
+            begin = [self._ray.put(job)], metadata.version("bixse"), threads, str(Path.cwd()), file and file.name
             try:
                 yield from spread(
                     chain(first, shards), lambda slot: RayWorker(self._ray, resources, begin), processes or number
@@ -109,6 +108,9 @@ class RayEngine(Engine):
             if host:  # Ray itself would try for minutes
                 socket.create_connection((host, int(port)), ADDRESS_SECONDS).close()
             ray.init(self.address, **shared)
+            total, free = ray.cluster_resources(), ray.available_resources()
+            if busy := [name for name in ("CPU", "GPU") if total.get(name) and free.get(name, 0) < 1]:
+                log.warning("engine ray: no %s of the cluster is free: shards wait (`ray status` shows it)", busy[-1])
         except (OSError, OverflowError, ValueError, RuntimeError) as error:
             raise InputError(
                 f"address: got {self.address}, with this answer: {' '.join(str(error).split())[:300]}; expected a Ray "
@@ -138,7 +140,10 @@ class RayWorker:
 
     def __init__(self, ray: Any, resources: Mapping[str, float], begin: tuple[Any, ...]) -> None:
         self.ray = ray
-        self.died: tuple[type[BaseException], ...] = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+        errors = ray.exceptions
+        self.died: tuple[type[BaseException], ...] = (
+            errors.RayActorError, errors.ActorUnschedulableError, errors.OutOfMemoryError
+        )  # fmt: skip
         actor = ray.remote(**resources, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(ShardActor)
         self.actor = actor.remote()
         self.begun: Future[Any] = self.actor.begin.remote(*begin).future()
@@ -159,9 +164,8 @@ class RayWorker:
 
     def refusal(self, error: BaseException) -> InputError:
         return InputError(
-            f"engine ray: got a process that died at its start ({str(error).strip().splitlines()[-1]}); expected bixse "
-            f"{__version__} on all machines; fix: pip install 'bixse[ray]=={__version__}' in the environment of "
-            "`ray start`"
+            f"engine ray: got a process that died at its start ({str(error).strip().splitlines()[-1]}); expected "
+            "bixse on all machines; fix: pip install 'bixse[ray]' in the environment of `ray start`"
         )
 
 
@@ -170,11 +174,11 @@ class ShardActor:
 
     job: Job[Any, Any]
 
-    def begin(self, sent: bytes, version: str, threads: str, folder: str, shared: str | None) -> tuple[str, int]:
+    def begin(self, sent: list[Any], version: str, threads: str, folder: str, shared: str | None) -> tuple[str, int]:
         """Check this machine, and return the node and the number of this process, by which a signal reaches it."""
-        machine = f"engine ray: got machine {socket.gethostname()}"
-        if version != __version__:
-            raise InputError(f"{machine} with bixse {__version__}; expected {version}; fix: install that version there")
+        ray, machine = import_module("ray"), f"engine ray: got machine {socket.gethostname()}"
+        if (here := metadata.version("bixse")) != version:
+            raise InputError(f"{machine} with bixse {here}; expected {version}; fix: install that version there")
         if shared is not None and not Path(shared).exists():
             raise InputError(
                 f"{machine}, which does not see {Path(shared).parent}; expected a folder that all machines share; "
@@ -187,12 +191,14 @@ class ShardActor:
             os.chdir(folder)  # for relative paths, for example of a model
         os.environ |= dict.fromkeys(THREAD_VARIABLES, threads)
         try:
-            self.job = pickle.loads(sent)
-        except ImportError as error:
+            self.job = ray.get(sent[0])  # not an argument: it may import torch, which reads the number of threads
+        except ray.exceptions.RaySystemError as error:
+            line = str(error).strip().splitlines()[-1]
             raise InputError(
-                f"{machine} without module {error.name}; expected the modules of this machine; fix: install it there"
+                f"{machine}, which cannot load the job ({line}); expected the packages of this machine; fix: install "
+                "them there"
             ) from error
-        return import_module("ray").get_runtime_context().get_node_id(), os.getpid()
+        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def run(self, shard: Any) -> Ended[Any, Any]:
         return attempt(self.job, shard, self.state)
