@@ -15,10 +15,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 from pydantic import Field, model_validator
 
@@ -224,8 +224,8 @@ class ShardProcess(Protocol):
 
     def close(self) -> None: ...
 
-    def refusal(self, error: BaseException) -> InputError:
-        """Return the error to raise for a process that died at its start."""
+    def refusal(self, error: BaseException) -> InputError | None:
+        """Return the error to raise for a process that died at its start; None to start another."""
 
 
 class _Worker:
@@ -265,7 +265,7 @@ def spread(
     """
     free, idle, pending, slots = list(range(processes)), list[ShardProcess](), deque[Shard](), dict[ShardProcess, int]()
     busy: dict[Future[Any], tuple[ShardProcess, Any]] = {}
-    nothing: Any = object()  # in place of the shard of a worker that starts
+    lost, nothing = 0, cast("Any", object())  # `nothing` is in place of the shard of a worker that starts
     try:
         while True:
             while (idle or free) and (shard := next(shards, nothing)) is not nothing:
@@ -282,11 +282,14 @@ def spread(
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 worker, shard = busy.pop(future)
                 if isinstance(error := future.exception(), worker.died):
-                    if shard is nothing:
-                        raise worker.refusal(error) from error
                     free.append(slots.pop(worker))
                     worker.close()
-                    yield Ended(shard, error=DIED)
+                    if shard is not nothing:
+                        yield Ended(shard, error=DIED)
+                    elif (refusal := worker.refusal(error)) or (lost := lost + 1) > processes:
+                        raise refusal or error
+                    elif pending:
+                        shards = chain([pending.popleft()], shards)
                     continue
                 ended = future.result()
                 if pending:

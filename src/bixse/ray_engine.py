@@ -162,7 +162,9 @@ class RayWorker:
     def close(self) -> None:
         self.ray.kill(self.actor)
 
-    def refusal(self, error: BaseException) -> InputError:
+    def refusal(self, error: BaseException) -> InputError | None:
+        if not getattr(error, "actor_init_failed", True):  # its machine was lost
+            return None
         return InputError(
             f"engine ray: got a process that died at its start ({str(error).strip().splitlines()[-1]}); expected "
             "bixse on all machines; fix: pip install 'bixse[ray]' in the environment of `ray start`"
