@@ -24,8 +24,8 @@ from bixse.machine import cores
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-HERE = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Environment of Ray on one machine. The second variable lets Ray listen on 127.0.0.1 alone, also on Linux."""
+HERE = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}
+"""Environment of Ray on one machine: it listens on 127.0.0.1 alone, also on Linux, and its workers are not niced."""
 STORE_BYTES = 80 * 2**20
 """Size of Ray's object store on one machine, just above Ray's minimum: shards and results are small."""
 log = logging.getLogger(__name__)
