@@ -51,7 +51,7 @@ BUDGET = {
     "calibration": (1250, 40),
     "training": (3830, 124),
     "engine": (440, 4),
-    "ray_engine": (216, 3),
+    "ray_engine": (221, 3),
     "index": (1210, 39),
     "converting": (2050, 35),
     "mining": (890, 35),

@@ -24,13 +24,18 @@ from bixse.machine import cores
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-HERE = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}
-"""Environment of Ray on one machine: it listens on 127.0.0.1 alone, also on Linux, and its workers are not niced."""
+HERE = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # also on Linux, Ray then listens on 127.0.0.1 alone
+    "RAY_prestart_worker_first_driver": "0",  # idle processes that delay the start by 0.5 s on two cores
+    "RAY_worker_niceness": "0",
+}
+"""Environment of Ray on one machine."""
 STORE_BYTES = 80 * 2**20
 """Size of Ray's object store on one machine, just above Ray's minimum: shards and results are small."""
-log = logging.getLogger(__name__)
 ADDRESS_SECONDS = 10.0
 """Seconds for the machine of an address to answer."""
+log = logging.getLogger(__name__)
 
 
 class RayEngine(Engine):
