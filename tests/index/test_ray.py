@@ -66,7 +66,8 @@ def test_missing_package_is_named(capsys, tmp_path):
 
 @needs_ray
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "127.0.0.1:9", "127.0.0.1:99999", "nonsense", "auto"])
-def test_address_without_a_cluster_is_refused(folder, address):
+def test_address_without_a_cluster_is_refused(folder, address, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # else auto tries for minutes to find a cluster that was killed
     with pytest.raises(InputError) as error:
         results(EngineSettings(engine="ray", address=address).chosen_engine(), Numbers(folder))
     assert error.value.where == "address"
