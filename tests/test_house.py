@@ -13,12 +13,12 @@ LONG = 50
 """A longer function, its docstring left out, is no longer read in one go."""
 ENTRIES = {"train": "bixse.training.recipe", "evaluate": "bixse.evaluation.evaluate"}
 LIMITS = {
-    "functions above 50 lines": 8,
-    "private functions with one caller": 379,
-    "lines reached from train": 15_870,
-    "lines reached from evaluate": 8_850,
-    "classes of settings": 45,
-    "settings": 285,
+    "functions above 50 lines": 5,
+    "private functions with one caller": 410,
+    "lines reached from train": 11_124,
+    "lines reached from evaluate": 18_866,
+    "classes of settings": 47,
+    "settings": 299,
 }
 
 
