@@ -26,7 +26,7 @@ from bixse.mining.candidates import Strategy, rank_band
 from bixse.mining.mine import mine_into
 from bixse.mining.mine_settings import MineConfig
 from bixse.mining.mined_pairs import MINED_FILE
-from bixse.report.table import format_markdown
+from bixse.rendering.table import format_markdown
 from measuring import Option, options
 
 RETRIEVERS = (("bm25",), ("demo",), ("bm25", "demo"))

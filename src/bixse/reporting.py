@@ -27,8 +27,8 @@ from bixse.evaluation.systems import RUN_NAME
 from bixse.evaluation.tasks import CollectionSource, Task, collection_task
 from bixse.files.files import read_text
 from bixse.relevance import ranked
-from bixse.report.page import render_report, write_report
-from bixse.report.schema import (
+from bixse.rendering.page import render_report, write_report
+from bixse.rendering.schema import (
     MergeCurve,
     QueryChange,
     RankedDocument,
@@ -38,7 +38,7 @@ from bixse.report.schema import (
     load_report_data,
     training_curve,
 )
-from bixse.report.table import format_interval, format_number, format_verdict, metric_title
+from bixse.rendering.table import format_interval, format_number, format_verdict, metric_title
 from bixse.results import VERDICT_IN_A_SENTENCE, Comparison, Difference
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.merge import MergeResult

@@ -13,7 +13,7 @@ from bixse.evaluation.statistics import (
     query_draws,
     randomisation_test,
 )
-from bixse.report.table import format_verdict
+from bixse.rendering.table import format_verdict
 from bixse.results import QUERIES_FROM
 
 

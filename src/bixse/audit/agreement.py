@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.sparse import coo_matrix
 
 from bixse.evaluation.statistics import Floats, jackknife_estimate, numbered_queries, quotient
-from bixse.report.table import format_number
+from bixse.rendering.table import format_number
 
 if TYPE_CHECKING:
     from bixse.results import IntervalEstimate

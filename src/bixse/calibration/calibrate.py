@@ -27,7 +27,7 @@ from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.build import load_scorer
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import BixseError, InputError, shorten
-from bixse.report.table import Cell, Table
+from bixse.rendering.table import Cell, Table
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -24,7 +24,7 @@ from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
 from bixse.files.files import hash_files, storage_errors, write_atomically
-from bixse.report.plots import reliability_diagram, save_plot
+from bixse.rendering.plots import reliability_diagram, save_plot
 
 if TYPE_CHECKING:
     from bixse.calibration.calibrate_settings import CalibrateSettings

@@ -18,7 +18,7 @@ from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, ir_name
 from bixse.evaluation.statistics import Floats, holm, mean_difference, paired_differences, sign_flip_test
 from bixse.evaluation.systems import System, check_distinct
 from bixse.files.files import write_atomically
-from bixse.report.table import (
+from bixse.rendering.table import (
     Cell,
     Table,
     format_difference,

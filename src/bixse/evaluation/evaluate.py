@@ -22,7 +22,7 @@ from bixse.evaluation.systems import RUN_NAME, System, SystemSource, open_system
 from bixse.evaluation.tasks import CollectionSource, QuerySet, Task, collection_task
 from bixse.files.files import read_text, write_atomically
 from bixse.relevance import DEPTH, Ranking
-from bixse.report.table import Cell, Table
+from bixse.rendering.table import Cell, Table
 
 if TYPE_CHECKING:
     import pandas

@@ -14,8 +14,8 @@ from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.statistics import paired_difference
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.report.page import write_report
-from bixse.report.schema import ReportData, SystemScores, save_report_data, training_curve
+from bixse.rendering.page import write_report
+from bixse.rendering.schema import ReportData, SystemScores, save_report_data, training_curve
 from bixse.reporting import merge_curve, query_changes, summary
 from bixse.results import Comparison, Difference
 from bixse.search.bm25 import BM25_NAME

@@ -24,7 +24,7 @@ from bixse.encoders.loading.build import demo_model_path
 from bixse.files.files import write_atomically
 from bixse.lab.comparison import Comparer
 from bixse.lab.head_report import calibrate_on_dev
-from bixse.report.schema import ReportData, load_report_data
+from bixse.rendering.schema import ReportData, load_report_data
 from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.train import train_into
 

@@ -33,7 +33,7 @@ from bixse.mining.retrievers import (
     retriever_labels,
 )
 from bixse.progress import progress_bar
-from bixse.report.table import format_table
+from bixse.rendering.table import format_table
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bixse.evaluation.compare_evaluations import COLUMNS, EvaluatedSystems, difference_cells
-from bixse.report.table import Cell, format_number, format_table
+from bixse.rendering.table import Cell, format_number, format_table
 
 if TYPE_CHECKING:
     from bixse.results import TestedDifference

@@ -20,7 +20,7 @@ from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import mean_weights, trained_weights
 from bixse.errors import ModelError
 from bixse.files.files import alone_in, storage_errors, work_folders
-from bixse.report.table import Cell, Table
+from bixse.rendering.table import Cell, Table
 from bixse.training.checks import check_not_trained_on
 from bixse.training.config import MODEL_FOLDER, MergeModelsConfig
 from bixse.training.dev_evaluation import queries_of, warnings_of

@@ -16,7 +16,7 @@ from bixse.data.task_instructions import load_instructions
 from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes, model_path_settings, model_source
 from bixse.errors import InterruptedRunError
 from bixse.files.files import work_folders
-from bixse.report.table import Cell, Table
+from bixse.rendering.table import Cell, Table
 from bixse.training.config import CHECKPOINT_FOLDER, MODEL_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.distributed import RunGuard, check_agreement, raise_together

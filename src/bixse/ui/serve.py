@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bixse.errors import BixseError, InputError, printable
-from bixse.report.page import page_environment
+from bixse.rendering.page import page_environment
 from bixse.ui.pages import compare, home, label, rubric, training
 from bixse.ui.safety import POLICY, REPORT_POLICY, Guard, Session, Sessions, open_secret, read_form
 from bixse.ui.workspace import Act, Draw, NotReadyError, Page, RefusedFormError, Show, Visit, Workspace, open_workspace

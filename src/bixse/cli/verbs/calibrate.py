@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bixse.calibration.calibrate_files import CalibrateResult
     from bixse.calibration.calibrate_head import OperatingPoint
     from bixse.encoders.head import RelevanceHead
-    from bixse.report.table import Cell
+    from bixse.rendering.table import Cell
     from bixse.results import CalibrationReport
 
 
@@ -47,7 +47,7 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
 
 
 def _text(result: CalibrateResult, settings: CalibrateSettings) -> str:
-    from bixse.report.table import format_interval, format_table
+    from bixse.rendering.table import format_interval, format_table
 
     after = result.check.calibrated
     prior, of_scores = settings.prior, settings.scores is not None
@@ -85,7 +85,7 @@ def _saved_line(result: CalibrateResult) -> str:
 
 
 def _figures(report: CalibrationReport) -> list[str]:
-    from bixse.report.table import format_interval, format_number
+    from bixse.rendering.table import format_interval, format_number
 
     digits = 3 if report.base_rate_brier >= 0.01 else 6  # if few pairs are relevant, Brier scores are small
     brier, ece, constant = (format_number(v, digits) for v in (report.brier, report.ece, report.base_rate_brier))
@@ -96,7 +96,7 @@ def _figures(report: CalibrationReport) -> list[str]:
 
 def _point_line(point: OperatingPoint, head: RelevanceHead | None) -> str:
     """Describe a threshold; with the head of scores, by the score that has its probability."""
-    from bixse.report.table import format_interval
+    from bixse.rendering.table import format_interval
 
     reached = "from" if point.is_reached else "not reachable; best is"
     cut = f"probability {point.threshold:.4g}"

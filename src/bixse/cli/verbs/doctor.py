@@ -32,7 +32,7 @@ class DoctorOptions(ComputingOptions):
 
 def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     """Check Python, packages, CPU, GPU, memory, disk and demo model, or the settings of MODEL for servers."""
-    from bixse.report.table import format_table
+    from bixse.rendering.table import format_table
 
     if options.model is not None:
         return _servers(options.model, options.fix)

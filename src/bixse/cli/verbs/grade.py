@@ -120,7 +120,7 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     from bixse.evaluation.tasks import collection_task
     from bixse.judging.grade import spending_of
     from bixse.lab.rank import GRADES, JudgeSystem
-    from bixse.report.table import format_table
+    from bixse.rendering.table import format_table
 
     task = collection_task(config.collection, config.split, min_relevant_grade=config.min_relevant_grade)
     judge = config.open(spending_of(options.folder / GRADES, None, config.prices))

@@ -21,7 +21,7 @@ def run_quickstart(settings: QuickstartConfig, options: ComputingOptions) -> Com
     """Run the quick start and return the table, the verdict, the report's path and the next commands."""
     from bixse.lab.quickstart import quickstart
     from bixse.progress import progress_bar
-    from bixse.report.table import format_difference, format_table
+    from bixse.rendering.table import format_difference, format_table
 
     result = quickstart(settings, options.folder, lambda line: sys.stderr.write(f"{line}\n"), progress_bar)
     report = result.report
@@ -79,7 +79,7 @@ def run_sweep(config: SweepConfig, options: Options) -> CommandResult:
 
 def _sweep_text(result: SweepResult) -> str:
     from bixse.lab.sweep import table_of
-    from bixse.report.table import format_table
+    from bixse.rendering.table import format_table
 
     table = table_of(result.rows[:ROWS_SHOWN])
     columns = [name for name in table[0] if name not in FILE_ALONE]

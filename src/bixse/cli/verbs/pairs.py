@@ -28,7 +28,7 @@ def run_collection(settings: CollectionSettings, options: Options) -> CommandRes
 
 
 def _collection_text(result: CollectionResult, out: Path) -> str:
-    from bixse.report.table import format_table
+    from bixse.rendering.table import format_table
 
     lines = [f"{result.documents:,} documents, {result.queries:,} queries", ""]
     if result.splits:
@@ -84,7 +84,7 @@ def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
     from bixse.converting.transforms import TransformReport
-    from bixse.report.table import format_histogram
+    from bixse.rendering.table import format_histogram
 
     graded = result.statuses.get("graded", 0)
     lines = [f"{result.judgements} judgements read, {graded} of them with a grade"]

@@ -15,8 +15,8 @@ from bixse.files.files import write_atomically
 from bixse.lab.experiments import ArmLabels, RunResult, show
 from bixse.lab.studies.measures import NOT_MERGED
 from bixse.lab.studies.study import ClaimResult, PerSeed, Study, above, interval_of, key_of, measure
-from bixse.report.plots import INK, MARKERS, SERIES, Plot, clean, drawing, finished, save_plot
-from bixse.report.table import (
+from bixse.rendering.plots import INK, MARKERS, SERIES, Plot, clean, drawing, finished, save_plot
+from bixse.rendering.table import (
     Cell,
     format_csv,
     format_difference,

@@ -316,7 +316,7 @@ def _selected(systems: TwoSystems, visit: Visit) -> tuple[list[int], int, float 
 
 def draw_reliability(workspace: Workspace, visit: Visit) -> str | None:
     """Plot the reliability diagram of the calibrated probabilities."""
-    from bixse.report.plots import reliability_diagram
+    from bixse.rendering.plots import reliability_diagram
 
     systems = _opened(workspace)
     _, side, prior = _selected(systems, visit)

@@ -23,8 +23,8 @@ from bixse.training.config import LOG_FILE, MODEL_FOLDER
 from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace, read_record
 
 if TYPE_CHECKING:
-    from bixse.report.plots import Plot
-    from bixse.report.schema import MergeCurve, TrainingCurve
+    from bixse.rendering.plots import Plot
+    from bixse.rendering.schema import MergeCurve, TrainingCurve
 
 
 LONGEST_CURVE = 1000
@@ -107,7 +107,7 @@ class TrainRun:
 
     def curve(self) -> TrainingCurve:
         """The log as a curve; points of a long log are replaced by the means of neighbours."""
-        from bixse.report.schema import TrainingCurve
+        from bixse.rendering.schema import TrainingCurve
 
         self.look()
         thinned = {}
@@ -121,7 +121,7 @@ class TrainRun:
 
     def merge_curve(self) -> MergeCurve | None:
         """The scores of the tried merge weights; None if the model was not merged."""
-        from bixse.report.schema import MergeCurve
+        from bixse.rendering.schema import MergeCurve
 
         merged = (self.record.get("results") or {}).get("merge")
         if not merged or not merged["points"]:
@@ -131,7 +131,7 @@ class TrainRun:
 
     def plots(self) -> dict[str, Plot]:
         """Title -> plot, drawn once per state of the files; call it in one thread at a time, as matplotlib requires."""
-        from bixse.report.plots import merge_plot, training_plots
+        from bixse.rendering.plots import merge_plot, training_plots
 
         version = self.version
         if version != self._drawn[0]:

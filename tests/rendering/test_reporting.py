@@ -10,7 +10,7 @@ from bixse.data.trec import write_run
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import Evaluation, evaluate
 from bixse.evaluation.tasks import collection_task
-from bixse.report.page import render_report
+from bixse.rendering.page import render_report
 from bixse.reporting import report
 from helpers.command import call, refused
 from helpers.html_page import Page
@@ -221,13 +221,6 @@ def test_results_of_calibrate_and_compare_are_drawn(tmp_path):
     Page(html).check_harmless()
     assert "Can the probabilities be believed?" in html and 'id="results"' not in html
     assert "srcdoc" in page._repr_html_() and "<script" not in page._repr_html_()
-
-
-def test_name_is_a_function_and_a_package():
-    import bixse.report.page
-
-    assert bixse.report(evaluation(0.5)).data.systems == report(evaluation(0.5)).data.systems
-    assert bixse.report.page.render_report is render_report
 
 
 def test_report_of_several_systems_and_of_the_flag(capsys, runs, tmp_path):

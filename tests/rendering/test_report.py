@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from bixse.errors import InvalidFileError
 from bixse.lab.studies.outcome import Point, line_plot, row_plot
-from bixse.report.page import render_report, write_report
-from bixse.report.plots import POINTS_SHOWN, gains_and_losses_plot, merge_plot, reliability_diagram, training_plots
-from bixse.report.schema import (
+from bixse.rendering.page import render_report, write_report
+from bixse.rendering.plots import POINTS_SHOWN, gains_and_losses_plot, merge_plot, reliability_diagram, training_plots
+from bixse.rendering.schema import (
     MergeCurve,
     QueryChange,
     ReportData,
@@ -26,7 +26,7 @@ from bixse.report.schema import (
     save_report_data,
     training_curve,
 )
-from bixse.report.table import (
+from bixse.rendering.table import (
     format_difference,
     format_interval,
     format_markdown,
@@ -463,5 +463,5 @@ def test_gains_and_losses_are_counted():
 
 
 def test_importing_pages_does_not_import_matplotlib():
-    code = "import sys, bixse.report.page; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, bixse.rendering.page; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

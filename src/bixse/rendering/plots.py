@@ -21,10 +21,10 @@ from markupsafe import escape
 
 from bixse.errors import printable
 from bixse.files.files import write_atomically
-from bixse.report.table import format_difference, format_number
+from bixse.rendering.table import format_difference, format_number
 
 if TYPE_CHECKING:
-    from bixse.report.schema import MergeCurve, QueryChange, TrainingCurve
+    from bixse.rendering.schema import MergeCurve, QueryChange, TrainingCurve
     from bixse.results import CalibrationReport
 
 DEV_FIELD = "eval_dev_ndcg@10"

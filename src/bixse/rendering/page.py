@@ -16,17 +16,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from bixse.files.files import write_atomically
-from bixse.report import plots, table
+from bixse.rendering import plots, table
 from bixse.results import VERDICT_WORDS, Difference
 
 if TYPE_CHECKING:
-    from bixse.report.schema import ReportData
+    from bixse.rendering.schema import ReportData
 
 CHANGES_LISTED = 10
 
 
 def render_page(template: str, **content: Any) -> str:
-    """Fill a template of `report/templates`."""
+    """Fill a template of `rendering/templates`."""
     return page_environment().get_template(template).render(content)
 
 
@@ -63,7 +63,7 @@ def write_report(data: ReportData, path: Path | str) -> None:
 
 
 @cache
-def page_environment(package: str = "bixse.report") -> Environment:
+def page_environment(package: str = "bixse.rendering") -> Environment:
     """Return the Jinja environment of a package's templates; it escapes every text from data."""
     environment = Environment(
         loader=PackageLoader(package),

@@ -1,0 +1,1 @@
+"""Tables, plots and self-contained HTML pages, from plain data."""
