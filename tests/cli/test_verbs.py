@@ -52,10 +52,6 @@ def save_words(folder):
         (["model", "--prior", "0"], "prior: got '0'"),
         (["model", "--at-precision", "0.9", "--at-precision", "0"], "at_precision.1: got '0'"),
         (["model", "--export", "1"], "export"),
-        (["model", "--negatives", "3"], "add collection"),
-        (["model", "--collection", "words"], "add negatives"),
-        (["model", "--negatives", "0", "--collection", "words"], "negatives: got '0'"),
-        (["model", "--negatives", "3", "--collection", "none"], "none"),
         (["model", "--out", "pairs.csv"], "got a file"),
         (["model", "--out", "model"], "no run of bixse"),
         (["model", "--pairs", "none.csv", "--out", "out"], "got no such file"),
@@ -218,26 +214,6 @@ def test_what_is_no_better_than_a_constant_is_saved_only_on_purpose(capsys, mode
         saved = Path(envelope["artifacts"]["model"])
         assert RelevanceHead.load(saved).prior == pytest.approx(share)
         worse.save(saved)
-
-
-def test_random_documents_are_added_and_counted(capsys, model, tmp_path):
-    texts = {f"d{n}": Document("", f"{WORDS[n % 20]} {WORDS[n // 20]}") for n in range(100)}
-    texts |= {word: Document("", word) for word in WORDS}
-    save_collection(Collection("toy", texts, {"q": "copy"}, {"test": {"q": {"d0": 1}}}), tmp_path / "toy")
-    words = ("calibrate", model, "--pairs", make_pairs(tmp_path, noise=7), "--out", tmp_path / "out")
-    words += ("--negatives", 3, "--collection", tmp_path / "toy")
-    code, envelope = call(capsys, *words)
-    assert code == 0, envelope
-    assert envelope["metrics"]["negatives"] == 24 * 3
-    assert envelope["metrics"]["reliability"]
-    record = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert (record["config"]["negatives"], record["results"]["negatives"]) == (3, 72)
-    head = RelevanceHead.load(tmp_path / "out" / "model")
-    assert "120 pairs of pairs.csv and 72 random documents of toy" in head.calibrated_on
-    assert head.prior < 0.2, "of the pairs alone it is about 0.2"
-    assert call(capsys, *words)[1]["metrics"] == envelope["metrics"]
-    (tmp_path / "toy" / "corpus.jsonl").open("a").write('{"_id": "new", "text": "new"}\n')
-    assert "corpus.jsonl" in refused(capsys, *words)
 
 
 @pytest.mark.parametrize(

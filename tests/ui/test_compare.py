@@ -102,7 +102,7 @@ def test_figures_of_the_slider_are_those_of_the_command(compare, calibrated, act
     html = browser.get("/compare/results", params={"text": "copy a file", "p": point.threshold}).text
     for value, (low, high) in ((point.precision, point.interval), (point.recall, point.recall_interval)):
         assert f'{value:.3f} <span class="quiet">{low:.3f} to {high:.3f}' in html
-    assert f"<dd>{point.pairs} pairs of" in html and "has no probabilities" in html
+    assert f"<dd>{point.pairs} graded pairs of" in html and "has no probabilities" in html
     html = browser.get("/compare", params={"text": "copy a file", "p": 0.25}).text
     assert f"<code>{cut.cosine:.4f}</code>" in html and "--export 0.25" in html and "--threshold 0.25" in html
     assert f"p={point.threshold}" in html  # the threshold that the command found is one click away

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,21 +12,24 @@ from numpy.typing import ArrayLike, NDArray
 
 from bixse.calibration.calibrate_head import (
     PLAIN_SCALE,
+    SAMPLING,
     HeldOutCheck,
     OperatingPoint,
     ScoredPairs,
     choose_thresholds,
-    fit_head,
     held_out_check,
     pair_cosines,
 )
-from bixse.calibration.calibrate_settings import POSITIVE_FROM
+from bixse.calibration.calibrate_settings import POSITIVE_FROM, SPLIT
+from bixse.calibration.pool import score_pool
+from bixse.data.collection import Collection
 from bixse.data.pairs_files import as_pairs
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.build import load_scorer
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import BixseError, InputError, shorten
+from bixse.evaluation.tasks import CollectionSource, Task, collection_task
 from bixse.rendering.table import Cell, Table
 
 if TYPE_CHECKING:
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from bixse.encoders.scorers import Scorer
     from bixse.progress import ProgressBars
     from bixse.results import Interval
+
+MOST_RELEVANT = 0.5
+"""Mean relevance above which pairs are no sample of search results."""
 
 
 class NotReachable(BixseError):  # noqa: N818 (the pairs are right, and so is the question)
@@ -55,7 +61,10 @@ class NotReachable(BixseError):  # noqa: N818 (the pairs are right, and so is th
 
 
 class ChosenThreshold(float):
-    """The probability from which documents count as relevant, with its precision and recall on held-out queries."""
+    """The probability from which documents count as relevant, with its precision and recall on held-out queries.
+
+    After a calibration on a collection, precision and recall are those of search results.
+    """
 
     def __new__(cls, point: OperatingPoint) -> ChosenThreshold:
         cut = super().__new__(cls, point.threshold)
@@ -127,12 +136,13 @@ class Calibration(Table):
 
 
 def calibrate(source: Any, judged: Any = None, **options: Any) -> Calibration:
-    """Fit probabilities of relevance on judged pairs, by `calibrate_scores` or by `calibrate_model`.
+    """Fit probabilities of relevance: `calibrate_collection`, `calibrate_model` (graded pairs) or `calibrate_scores`.
 
     Args:
         source: a sequence of scores; or a model: name, folder, `SentenceTransformer` or `Scorer`.
-        judged: the relevance of each score; or graded pairs of any form, which the model was not trained on.
-        options: keywords of the two functions, such as `prior` and `seed`.
+        judged: the relevance of each score; or a collection (folder, `Collection` or (queries, corpus, qrels)) or
+            graded pairs of any form, which the model was not trained on.
+        options: keywords of these functions, such as `split`, `prior` and `seed`.
 
     Raises:
         InputError: scores or pairs that cannot be used, or fewer than 4 queries.
@@ -144,7 +154,12 @@ def calibrate(source: Any, judged: Any = None, **options: Any) -> Calibration:
         (True, True)
     """
     is_model = isinstance(source, str | Path) or is_encoder(source) or hasattr(source, "heads")  # a Scorer
-    return (calibrate_model if is_model else calibrate_scores)(source, judged, **options)
+    if not is_model:
+        return calibrate_scores(source, judged, **options)
+    is_folder = isinstance(judged, str | Path) and (Path(judged) / "corpus.jsonl").is_file()
+    is_triple = isinstance(judged, tuple) and all(isinstance(part, Mapping) for part in judged)
+    is_collection = is_folder or is_triple or isinstance(judged, Collection)
+    return (calibrate_collection if is_collection else calibrate_model)(source, judged, **options)
 
 
 def calibrate_scores(
@@ -208,13 +223,63 @@ def calibrate_model(
     """
     graded = as_pairs(pairs)
     scorer: Any = load_scorer(str(model)) if isinstance(model, str | Path) else model
-    doubts = check_lengths(scorer, graded)
-    scale = PLAIN_SCALE if is_encoder(scorer) else 1.0  # a reranker gives logits
-    new = RelevanceHead(scale, 0.0, dimensions=getattr(scorer, "truncate_dim", None))
+    doubts = [*warnings, *check_lengths(scorer, graded)]
     cosines = pair_cosines(scorer, graded, progress)
-    scored = ScoredPairs(cosines, graded.relevance, graded.query_ids, prior, positive_from, seed, new=new)
+    scored = ScoredPairs(
+        cosines, graded.relevance, graded.query_ids, prior, positive_from, seed, new=_new_head(scorer)
+    )  # fmt: skip
+    share = float(graded.relevance.mean())
+    if prior is None and share > MOST_RELEVANT:
+        doubts.append(
+            f"a share of {share:.2f} of the pairs is relevant, and of a corpus far less: the probabilities are none of "
+            f"search results; use {SAMPLING}"
+        )
     facts = facts or f"{len(graded)} pairs"
-    return _calibration(scored, getattr(scorer, "head", None), facts, anyway, (*warnings, *doubts))
+    return _calibration(scored, getattr(scorer, "head", None), facts, anyway, tuple(doubts))
+
+
+def calibrate_collection(
+    model: str | Path | SentenceTransformer | Scorer,
+    collection: CollectionSource | Task,
+    split: str = SPLIT,
+    prior: float | None = None,
+    positive_from: float = POSITIVE_FROM,
+    seed: int = 0,
+    anyway: bool = False,
+    progress: ProgressBars | None = None,
+) -> Calibration:
+    """Calibrate a model for all documents of a corpus, on the judged queries of a split.
+
+    It samples the documents of each query, since most collections judge relevant ones alone: see
+    `bixse.calibration.pool.draw_pool`. Documents without a judgement count as irrelevant. Relevance is the grade
+    divided by the highest grade of the split. `collection` is a folder, a `Collection`, (queries, corpus, qrels), or
+    the task that `collection_task` makes of one. The other arguments are the settings of `bixse calibrate`. Raises
+    InputError for a collection that cannot be used.
+
+    Example:
+        >>> corpus = {f"d{n}": f"how to {verb} it" for n, verb in enumerate(("copy", "move", "sort", "print"))}
+        >>> queries = {f"q{n}": text for n, text in enumerate(("copy", "move", "sort", "print"))}
+        >>> collection = (queries, corpus, {f"q{n}": {f"d{n}": 1} for n in range(4)})
+        >>> calibration = calibrate_collection("static:demo", collection, anyway=True)
+        >>> calibration.head.prior
+        0.25
+    """
+    task = collection if isinstance(collection, Task) else collection_task(collection, split)
+    scorer: Any = load_scorer(str(model)) if isinstance(model, str | Path) else model
+    cache = None if isinstance(collection, str | Path | Task) else "none"
+    pool = score_pool(scorer, task, seed, progress, cache)
+    queries, _, *figures = zip(*pool.documents, strict=True)
+    relevance, weights, is_result = (np.array(each) for each in figures)
+    scored = ScoredPairs(
+        pool.cosines, relevance, queries, prior, positive_from, seed, _new_head(scorer), weights, is_result
+    )  # fmt: skip
+    return _calibration(scored, getattr(scorer, "head", None), pool.facts, anyway, pool.warnings)
+
+
+def _new_head(scorer: Any) -> RelevanceHead:
+    """Return the map to calibrate for a model without a head."""
+    scale = PLAIN_SCALE if is_encoder(scorer) else 1.0  # a reranker gives logits
+    return RelevanceHead(scale, 0.0, dimensions=getattr(scorer, "truncate_dim", None))
 
 
 def _calibration(
@@ -225,7 +290,7 @@ def _calibration(
     helps = anyway or (check.helps and check.is_useful)
     head = before
     if helps:
-        head = fit_head(before, pairs.cosines, pairs.relevance, facts, pairs.new)
+        head = pairs.fit(before, slice(None), facts)
         head = head if pairs.prior is None else head.at_prior(pairs.prior)
     return Calibration(head, check, pairs, facts, helps, warnings)
 
@@ -239,7 +304,7 @@ def _numbers(name: object, given: ArrayLike) -> NDArray[np.float64]:
     if values.ndim != 1 or not np.isfinite(values).all():
         got = type(given).__name__ if values.ndim != 1 else shorten(given)
         raise InputError(
-            f"{name}: got {got}; expected a sequence of finite numbers; fix: calibrate(scores, relevance), or "
-            "calibrate(model, pairs)"
+            f"{name}: got {got}; expected a sequence of finite numbers; fix: calibrate(scores, relevance), "
+            "calibrate(model, collection) or calibrate(model, pairs)"
         )
     return values

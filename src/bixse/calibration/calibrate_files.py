@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from bixse.calibration.calibrate import Calibration, calibrate_model, calibrate_scores
-from bixse.calibration.calibrate_head import HeldOutCheck, OperatingPoint, choose_thresholds, judged_pairs
-from bixse.data.pairs_files import load_scores
+from bixse.calibration.calibrate import Calibration, calibrate_collection, calibrate_model, calibrate_scores
+from bixse.calibration.calibrate_head import HeldOutCheck, OperatingPoint, choose_thresholds
+from bixse.calibration.calibrate_settings import SPLIT
+from bixse.data.collection import check_split, files_of_split
+from bixse.data.pairs_files import load_graded_pairs, load_scores
 from bixse.data.run import Run, open_run
 from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import prompt_for, use_task
@@ -23,6 +25,7 @@ from bixse.encoders.loading.build import load_scorer, model_hashes, model_path_s
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
+from bixse.evaluation.tasks import Task, collection_task
 from bixse.files.files import hash_files, storage_errors, write_atomically
 from bixse.rendering.plots import reliability_diagram, save_plot
 
@@ -52,7 +55,6 @@ class CalibrateResult:
     points: tuple[OperatingPoint, ...]
     pairs: str
     """A description of the pairs, in words."""
-    negatives: int
     precision: str
     artifacts: dict[str, str]
     saved: bool
@@ -103,14 +105,14 @@ def calibrate_into(
     if record is not None and record.status == "finished":
         files = {"model": f"model/{HEAD_FILE}", "head": HEAD_FILE}
         return record.result(CalibrateResult, lambda known: [files[name] for name in files if name in known.artifacts])
-    encoder, negatives, precision = None, 0, ""
+    encoder, precision = None, ""
     if settings.scores is not None:
         calibration = _of_scores(settings, settings.scores)
     else:
-        calibration, encoder, negatives = _of_model(settings, progress)
+        calibration, encoder = _of_model(settings, progress)
         precision = resolve_precision(device=encoder.device)
     result = CalibrateResult(
-        calibration.check, calibration.head, (), calibration.facts, negatives, precision, {}, calibration.helps,
+        calibration.check, calibration.head, (), calibration.facts, precision, {}, calibration.helps,
         input_warnings=calibration.warnings,
     )  # fmt: skip
     if result.refused:
@@ -136,13 +138,16 @@ def _of_scores(settings: CalibrateSettings, path: Path) -> Calibration:
     return calibrate_scores(scores, relevance, queries, where=path, **options)
 
 
-def _of_model(settings: CalibrateSettings, progress: ProgressBars | None) -> tuple[Calibration, Any, int]:
-    """Return the calibration, the model, and the number of random documents among the pairs."""
-    pairs, facts, negatives, doubts = judged_pairs(settings)
+def _of_model(settings: CalibrateSettings, progress: ProgressBars | None) -> tuple[Calibration, Any]:
+    """Return the calibration and the model."""
+    folder, path = settings.collection, settings.pairs or Path()
+    judged = load_graded_pairs(path) if folder is None else collection_task(folder, settings.split or SPLIT)
     encoder = load_scorer(str(settings.model), dimensions=settings.dimensions)
     use_task(encoder, settings.task)
-    options = {"progress": progress, "facts": facts, "warnings": doubts, **settings.model_dump(include=SHARED)}
-    return calibrate_model(encoder, pairs, **options), encoder, negatives
+    options = {"progress": progress, **settings.model_dump(include=SHARED)}
+    if isinstance(judged, Task):
+        return calibrate_collection(encoder, judged, **options), encoder
+    return calibrate_model(encoder, judged, facts=f"{len(judged)} pairs of {path.name}", **options), encoder
 
 
 def _write(
@@ -189,12 +194,12 @@ def _open(settings: CalibrateSettings, out: Path) -> Run:
     config, paths, model = settings.model_dump(), settings.path_settings(), str(settings.model)
     if settings.scores is not None:
         return open_run(out, "calibrate", config, hash_files({"scores": settings.scores}), paths)
-    files = {"pairs": settings.pairs or Path()}
+    files = {"pairs": settings.pairs} if settings.pairs is not None else {}
+    if settings.collection is not None:
+        files = files_of_split(settings.collection, settings.split or SPLIT)
+        check_split(settings.collection, settings.split or SPLIT)
     if (Path(model) / HEAD_FILE).is_file():
         files["head"] = Path(model) / HEAD_FILE
-    if settings.collection is not None:
-        qrels = [f"qrels/{path.name}" for path in sorted((settings.collection / "qrels").glob("*.tsv"))]
-        files |= {name: settings.collection / name for name in ("corpus.jsonl", "queries.jsonl", *qrels)}
     inputs, config["precision"] = hash_files(files) | model_hashes(model), resolve_precision()
     return open_run(out, "calibrate", config, inputs, (*paths, *model_path_settings(model)))
 

@@ -6,19 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import compress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from bixse.calibration.calibrate_settings import POSITIVE_FROM, CalibrateSettings
+from bixse.calibration.calibrate_settings import POSITIVE_FROM
 from bixse.calibration.reliability import Auc, auc, brier_change, calibration_report, reweight_to_prevalence
-from bixse.data.collection import Collection, load_collection
-from bixse.data.graded_pairs import Pairs, with_random_negatives
-from bixse.data.joined import Unjoined, check_joined, warn_of
-from bixse.data.pairs_files import load_graded_pairs
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.platt import checked, fit_platt
@@ -27,6 +22,7 @@ from bixse.evaluation.statistics import Floats, numbered_queries, wilson_interva
 from bixse.results import UNITS_FROM, CalibrationReport, Interval, IntervalEstimate, too_few
 
 if TYPE_CHECKING:
+    from bixse.data.graded_pairs import Pairs
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.encoders.scorers import Scorer
     from bixse.progress import ProgressBars
@@ -34,6 +30,10 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-12
 FEWEST_PAIRS = 10
 """Minimum number of pairs above a threshold; fewer give neither a threshold nor an interval of the precision."""
+LOWEST_RELEVANT = 0.1
+"""Relevance from which no pair counts as irrelevant: the lowest grade above 0 of a scale of up to ten steps."""
+SAMPLING = "`bixse calibrate MODEL --collection DIR --split dev`, which samples irrelevant documents"
+"""The way from judgements of relevant documents alone to probabilities."""
 PLAIN_SCALE = 20.0
 """Logit scale for a model trained without a head; the calibration slope corrects it."""
 
@@ -55,6 +55,11 @@ class OperatingPoint:
     queries: int
     recall_interval: Interval | None = None
     """95 % interval of the recall, over queries; None for fewer than 10 relevant pairs."""
+    claimed: float | None = None
+    """Precision on the queries that the threshold was chosen on, estimated for the complete corpus; None for graded
+    pairs. The other figures are then those of search results: documents above the threshold in the rankings of
+    held-out queries."""
+    claimed_interval: Interval | None = None
 
 
 def threshold_at_precision(
@@ -157,8 +162,8 @@ def _check(labels: Floats, precision: float = 1.0, fewest: int = 1) -> None:
     if labels.all() or not labels.any():
         kind = "relevant" if labels.all() else "irrelevant"
         raise InputError(
-            f"thresholds: got {len(labels)} pairs, all {kind}; expected both kinds; fix: add the kind that is "
-            "missing, or change the relevance from which a pair counts as relevant"
+            f"thresholds: got {len(labels)} pairs, all {kind}; expected both kinds; fix: change the relevance from "
+            f"which a pair counts as relevant, or {SAMPLING if labels.all() else 'add relevant pairs'}"
         )
     if len(labels) < fewest:
         raise InputError(f"thresholds: got {len(labels)} pairs; expected at least {fewest}; fix: judge more pairs")
@@ -170,44 +175,15 @@ def fit_head(
     relevance: NDArray[np.float64],
     fitted_on: str,
     new: RelevanceHead | None = None,
+    weights: NDArray[np.float64] | None = None,
 ) -> RelevanceHead:
     """Calibrate a head, or a new one, on (M,) cosines and relevance by `fit_platt`; `fitted_on` describes the pairs."""
     plain = head.as_trained() if head else new or RelevanceHead(PLAIN_SCALE, 0.0)
-    slope, intercept = fit_platt(plain.logit(cosines), relevance)
-    share = float(np.mean(relevance))
+    slope, intercept = fit_platt(plain.logit(cosines), relevance, weights)
+    share = float(np.average(relevance, weights=weights))
     return replace(
         plain, slope=slope, intercept=intercept, calibrated_on=fitted_on, prior=share if 0 < share < 1 else None
     )
-
-
-def judged_pairs(settings: CalibrateSettings) -> tuple[Pairs, str, int, list[str]]:
-    """Return pairs, their description, the number of random irrelevant documents added, and warnings of their ids."""
-    path = settings.pairs or Path()
-    pairs = load_graded_pairs(path)
-    facts = f"{len(pairs)} pairs of {path.name}"
-    if settings.negatives is None or settings.collection is None:
-        return pairs, facts, 0, []
-    collection = load_collection(settings.collection)
-    more = with_random_negatives(pairs, collection, settings.negatives, settings.seed)
-    added = len(more) - len(pairs)
-    facts = f"{facts} and {added} random documents of {collection.name} as irrelevant pairs"
-    documents, queries = _unjoined(collection, pairs)
-    # a relevant document under another id could be drawn as an irrelevant one; other queries can be right
-    warnings = check_joined(path, [documents], "give the collection of the pairs to --collection")
-    return more, facts, added, warnings + warn_of(path, queries)
-
-
-def _unjoined(collection: Collection, pairs: Pairs) -> tuple[Unjoined, ...]:
-    """Return the documents and the queries of pairs that a collection lacks."""
-    texts = {text for document in collection.corpus.values() for text in (document.content, document.text)}
-    documents = dict(zip(pairs.document_ids, pairs.documents, strict=True))
-    queries, asked = dict(zip(pairs.query_ids, pairs.queries, strict=True)), set(collection.queries.values())
-    return tuple(
-        Unjoined.of(f"{kind} that {collection.name} lacks, by id and by text", named,
-                    {name for name, text in named.items() if name in known or text in known_texts})
-        for kind, named, known, known_texts in (("documents", documents, collection.corpus, texts),
-                                                ("queries", queries, collection.queries, asked))
-    )  # fmt: skip
 
 
 def pair_cosines(
@@ -238,6 +214,8 @@ class HeldOutCheck:
     """AUC of one threshold for all queries; None for pairs of one kind."""
     change: IntervalEstimate | None = None
     """Brier score minus that before (without a head: that of the constant), paired by query; not in older files."""
+    is_relevant_alone: bool = False
+    """True if no pair is irrelevant: the probabilities then say nothing about search results."""
 
     @property
     def calibrated(self) -> CalibrationReport:
@@ -257,15 +235,18 @@ class HeldOutCheck:
     @property
     def is_useful(self) -> bool:
         """Return True if the scores tell relevant from irrelevant pairs, and the probabilities beat a constant."""
-        return self.beats_constant and (self.auc is None or self.auc.verdict == "better")
+        separates = self.auc is None or self.auc.verdict == "better"
+        return self.beats_constant and separates and not self.is_relevant_alone
 
     @property
     def fix(self) -> str:
         """The remedy for probabilities that are not useful."""
         verdict = "better" if self.auc is None else self.auc.verdict
+        if self.is_relevant_alone or (verdict == "cannot tell" and self.auc is not None and "irrel" in self.auc.few):
+            return f"judge irrelevant documents too, use {SAMPLING}, or save the calibration with --anyway"
         return {
             "worse": "turn the sign (use 1 - score or -score), or check that a high grade means relevant",
-            "no difference": "a threshold will not help; train or change the model",
+            "no difference": "a threshold will not help for such pairs; train or change the model",
             "cannot tell": "grade documents for more queries, or save the calibration with --anyway",
             "better": "grade more pairs, or save the calibration with --anyway",
         }[verdict]
@@ -280,6 +261,8 @@ class HeldOutCheck:
     @property
     def finding(self) -> str:
         """The result of the check, in words."""
+        if self.is_relevant_alone:
+            return "no pair is irrelevant, so that the probabilities say nothing about search results"
         if self.auc is not None and self.auc.verdict != "better":
             separates = "separate relevant from irrelevant documents"
             return {
@@ -301,7 +284,7 @@ class HeldOutCheck:
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """M judged pairs with their cosines, measured on the held-out half of the queries."""
+    """M judged pairs, or pairs of a pool, with their cosines, measured on the held-out half of the queries."""
 
     cosines: NDArray[np.float64]
     relevance: NDArray[np.float64]
@@ -313,10 +296,24 @@ class ScoredPairs:
     seed: int = 0
     new: RelevanceHead | None = None
     """The map to calibrate if the model has none; None: that of a model trained without a head."""
+    weights: NDArray[np.float64] | None = None
+    """Number of documents of the corpus that each pair of a pool stands for; None for graded pairs."""
+    is_result: NDArray[np.bool_] | None = None
+    """True for the pairs of a pool that are search results of their query; None for graded pairs."""
 
     def auc(self) -> Auc | None:
         """Return the AUC over all pairs, since nothing is fitted; None for pairs of one kind."""
-        return auc(self.cosines, self.relevance >= self.positive_from, self.query_ids)
+        return auc(self.cosines, self.relevance >= self.positive_from, self.query_ids, self.weights)
+
+    def fit(self, head: RelevanceHead | None, rows: NDArray[np.bool_] | slice, fitted_on: str) -> RelevanceHead:
+        """Return the head of a model, or None, calibrated on some of the pairs; see `fit_head`."""
+        weights = None if self.weights is None else self.weights[rows]
+        return fit_head(head, self.cosines[rows], self.relevance[rows], fitted_on, self.new, weights)
+
+    def at_prior(self, rows: NDArray[np.bool_]) -> tuple[NDArray[np.float64] | None, NDArray[np.float64]]:
+        """Return the weights of some of the pairs, None for equal ones, and their relevance, both at the prior."""
+        weights, relevance = None if self.weights is None else self.weights[rows], self.relevance[rows]
+        return (weights, relevance) if self.prior is None else reweight_to_prevalence(relevance, self.prior, weights)
 
     def held_out(self) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
         """Return the mask and the queries of the held-out pairs; refuse fewer than 4 queries in all."""
@@ -332,20 +329,20 @@ class ScoredPairs:
 def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutCheck:
     """Fit on one half of the queries, and measure on the other."""
     held, ids = pairs.held_out()
-    cosines, relevance, prior = pairs.cosines, pairs.relevance, pairs.prior
+    cosines, relevance, prior = pairs.cosines[held], pairs.relevance, pairs.prior
     for name, half in (("fitted on", ~held), ("measured on", held)):
         if np.ptp(relevance[half]) == 0:
             raise InputError(
                 f"calibration: got relevance {relevance[half][0]:g} for all {int(half.sum())} pairs of the half of the "
-                f"queries it is {name}; expected relevant and irrelevant pairs; fix: add pairs of the kind that is "
-                "missing (all graded candidates of a query, not the relevant ones alone), or choose another --seed"
+                f"queries it is {name}; expected relevant and irrelevant pairs; fix: grade all candidates of a query, "
+                f"not the relevant ones alone, or {SAMPLING}"
             )
-    weights, observed = (None, relevance[held]) if prior is None else reweight_to_prevalence(relevance[held], prior)
+    weights, observed = pairs.at_prior(held)
 
     def measured(candidate: RelevanceHead) -> CalibrationReport:
-        return calibration_report(candidate.probability(cosines[held]), observed, ids, seed=pairs.seed, weights=weights)
+        return calibration_report(candidate.probability(cosines), observed, ids, seed=pairs.seed, weights=weights)
 
-    fitted = fit_head(head, cosines[~held], relevance[~held], "held-out check", pairs.new)
+    fitted = pairs.fit(head, ~held, "held-out check")
     reports: dict[str, CalibrationReport] = {}
     if head is not None:
         reports["before"] = measured(head)
@@ -358,20 +355,26 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
         fitted = fitted.at_prior(prior)
     reports["calibrated"] = measured(fitted)
     base_rate = float(np.average(observed, weights=weights))
-    earlier = np.full(len(observed), base_rate) if head is None else head.probability(cosines[held])
-    change = brier_change(fitted.probability(cosines[held]), earlier, observed, ids, weights)
-    return HeldOutCheck(base_rate, reports, pairs.auc(), change)
+    earlier = np.full(len(observed), base_rate) if head is None else head.probability(cosines)
+    change = brier_change(fitted.probability(cosines), earlier, observed, ids, weights)
+    return HeldOutCheck(base_rate, reports, pairs.auc(), change, bool(relevance.min() >= LOWEST_RELEVANT))
 
 
 def choose_thresholds(
     head: RelevanceHead, pairs: ScoredPairs, precisions: Sequence[float]
 ) -> tuple[RelevanceHead, list[OperatingPoint]]:
-    """Return a head with a threshold for each precision that held-out queries reach, and all results, highest first."""
-    probabilities, relevant, ids, weights = _judged(head, pairs)
+    """Return a head with a threshold for each precision that can be reached, and all results, highest first.
+
+    Thresholds for graded pairs are chosen and measured on the held-out queries. For a pool, they are chosen on the
+    other queries, by the precision over the corpus, and measured in the rankings of the held-out queries.
+    """
+    probabilities, relevant, ids, weights = _judged(head, pairs, of_held_out=pairs.is_result is None)
     points = [
         threshold_at_precision(probabilities, relevant, ids, precision, weights)
         for precision in sorted(set(precisions), reverse=True)
     ]
+    if pairs.is_result is not None:
+        points = [_in_rankings(head, pairs, point) for point in points]
     thresholds = tuple(
         Threshold(
             p.wanted, p.threshold, p.precision, *p.interval, p.recall, p.pairs, p.queries,
@@ -383,6 +386,18 @@ def choose_thresholds(
     return replace(head, thresholds=thresholds), points
 
 
+def _in_rankings(head: RelevanceHead, pairs: ScoredPairs, chosen: OperatingPoint) -> OperatingPoint:
+    """Measure a threshold on the search results of held-out queries, next to its precision where it was chosen."""
+    assert pairs.is_result is not None
+    probabilities, relevant, ids, _ = _judged(head, pairs)
+    # documents that no ranking shows are never above a threshold, and count for the recall
+    shown = np.where(pairs.is_result[pairs.held_out()[0]], probabilities, 0.0)
+    return replace(
+        operating_point(shown, relevant, ids, chosen.threshold),
+        wanted=chosen.wanted, is_reached=chosen.is_reached, claimed=chosen.precision, claimed_interval=chosen.interval,
+    )  # fmt: skip
+
+
 def measure_threshold(head: RelevanceHead, pairs: ScoredPairs, probability: float) -> OperatingPoint:
     """Measure a probability as a threshold on the held-out queries."""
     probabilities, relevant, ids, weights = _judged(head, pairs)
@@ -390,9 +405,9 @@ def measure_threshold(head: RelevanceHead, pairs: ScoredPairs, probability: floa
 
 
 def _judged(
-    head: RelevanceHead, pairs: ScoredPairs
+    head: RelevanceHead, pairs: ScoredPairs, of_held_out: bool = True
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], tuple[str, ...], NDArray[np.float64] | None]:
-    """Return probabilities, relevance (True or False), queries and weights of the held-out pairs."""
+    """Return probabilities, relevance (True or False), queries and weights of the held-out pairs, or of the others."""
     relevant = compress(pairs.query_ids, pairs.relevance >= pairs.positive_from)
     if few := too_few(len(set(relevant)), "queries with a relevant document", UNITS_FROM):
         number, expected = few.split("; ")
@@ -400,10 +415,9 @@ def _judged(
             f"thresholds: got {number}, which cannot tell; expected {expected}, half of which are held out; "
             "fix: grade documents for more queries, or leave --at-precision out"
         )
-    held, ids = pairs.held_out()
-    relevance = pairs.relevance[held]
-    weights = reweight_to_prevalence(relevance, pairs.prior)[0] if pairs.prior is not None else None
-    return head.probability(pairs.cosines[held]), relevance >= pairs.positive_from, ids, weights
+    rows = pairs.held_out()[0] == of_held_out
+    probabilities, labels = head.probability(pairs.cosines[rows]), pairs.relevance[rows] >= pairs.positive_from
+    return probabilities, labels, tuple(compress(pairs.query_ids, rows)), pairs.at_prior(rows)[0]
 
 
 @lru_cache(maxsize=1)

@@ -172,11 +172,14 @@ class Auc(NamedTuple):
         return f"AUC {self.value:.3f}{interval}"
 
 
-def auc(scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str]) -> Auc | None:
+def auc(
+    scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str], weights: npt.ArrayLike | None = None
+) -> Auc | None:
     """Return the area under the ROC curve over the pairs of all queries, as one threshold for all sees them.
 
     Equal scores count half. The interval is the jackknife's over queries, of the logit (simulated in
-    `docs/reference/calibration.md`); for an area of 0 or 1 it is Wilson's. None for pairs of one kind only.
+    `docs/reference/calibration.md`); for an area of 0 or 1 it is Wilson's. None for pairs of one kind only. `weights`
+    (N,) are the numbers of pairs that pairs stand for.
 
     Example:
         >>> auc([0.9, 0.4, 0.3, 0.8], [1, 0, 0, 1], ["a", "a", "b", "b"])
@@ -187,9 +190,11 @@ def auc(scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str]
     values, labels = np.asarray(scores, dtype=np.float64), np.asarray(relevant, dtype=np.float64)
     query, _ = numbered_queries(query_ids, len(values))
     level = np.unique(values, return_inverse=True)[1]
-    hits, misses = (np.bincount(query, weights=part) for part in (labels, 1 - labels))
-    below = _weight_below(level, 1 - labels)
-    wins, number = float(labels @ below), float(hits.sum() * misses.sum())
+    counted = np.ones(len(labels)) if weights is None else np.asarray(weights, dtype=np.float64)
+    relevant, irrelevant = counted * labels, counted * (1 - labels)
+    hits, misses = (np.bincount(query, weights=part) for part in (relevant, irrelevant))
+    below = _weight_below(level, irrelevant)
+    wins, number = float(relevant @ below), float(hits.sum() * misses.sum())
     if not number:
         return None
     units, kind = min((int((of > 0).sum()), kind) for of, kind in ((hits, "a relevant"), (misses, "an irrelevant")))
@@ -199,10 +204,10 @@ def auc(scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str]
     if not 0 < wins < number:  # no variance: a query counts as one pair
         return Auc(value, *_shares(*wilson_interval(value * units, units)))
     # the area without each query: without the wins of its documents, of which those within it were taken twice
-    within = _weight_below(np.unique(query * len(level) + level, return_inverse=True)[1], 1 - labels)
+    within = _weight_below(np.unique(query * len(level) + level, return_inverse=True)[1], irrelevant)
     within -= (np.cumsum(misses) - misses)[query]
-    above = hits.sum() - _weight_below(level, labels)
-    less = np.bincount(query, weights=labels * (below - within) + (1 - labels) * above)
+    above = hits.sum() - _weight_below(level, relevant)
+    less = np.bincount(query, weights=relevant * (below - within) + irrelevant * above)
     rest = (wins - less) / ((hits.sum() - hits) * (misses.sum() - misses))
     margin = 0.5 / number  # one query may hold every error
     logits = logit(np.clip(np.append(rest, value), margin, 1 - margin))
@@ -218,24 +223,28 @@ def _weight_below(level: npt.NDArray[np.int64], weights: Floats) -> Floats:
     return below
 
 
-def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:
+def reweight_to_prevalence(
+    z: npt.ArrayLike, prior: float, weights: npt.ArrayLike | None = None
+) -> tuple[Floats, Floats]:
     """Return weights (N,) of mean 1 that move judged pairs to another mean relevance, and the new relevance (N,).
 
+    `weights` (N,), the numbers of pairs that pairs stand for, are multiplied by them.
     Importance weights under a shift of the prior alone (Saerens, Latinne and Decaestecker 2002,
     doi:10.1162/089976602753284446): a pair of relevance z stands for a share z of relevant and 1 - z of irrelevant
     pairs. Raises InputError for a prior not between 0 and 1, and for pairs of one kind only.
     """
     log_odds(prior, "prior")
     observed = np.asarray(z, dtype=np.float64)
-    share = float(observed.mean()) if observed.size else 0.0
+    counted = np.ones(observed.shape) if weights is None else np.asarray(weights, dtype=np.float64)
+    share = float(np.average(observed, weights=counted)) if observed.size else 0.0
     if not 0 < share < 1:
         raise InputError(
             f"prior: got pairs whose mean relevance is {share:g}; expected relevant and irrelevant ones; fix: add the "
             "kind that is missing"
         )
     relevant, irrelevant = observed * (prior / share), (1 - observed) * ((1 - prior) / (1 - share))
-    weights = relevant + irrelevant
-    return weights, relevant / weights
+    factors = relevant + irrelevant
+    return counted * factors, relevant / factors
 
 
 def _gaps_interval(gaps: Floats, drawn: Floats) -> Bounds:

@@ -54,7 +54,7 @@ VERBS = {
     ),
     "evaluate": ("evaluate", "search a collection with models or bm25, and score the rankings"),
     "report": ("evaluate:REPORT", "make one page of finished runs: verdicts, queries side by side, plots"),
-    "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
+    "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on judged queries"),
     "adapt": ("adapt", "learn a small map of query vectors, for an index whose model cannot be trained"),
     "index": ("index", "make a search index of a collection"),
     "search": ("search", "search a collection, with probabilities of relevance"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -427,40 +426,3 @@ def _value(name: str, value: Any) -> Any:
     if value is None or name in ("grade_probs", "query", "document"):
         return value
     return float(value) if name in ("relevance", "grade") else str(value)
-
-
-def with_random_negatives(pairs: Pairs, collection: Judged, number: int, seed: int = 0) -> Pairs:
-    """Add random documents of a corpus, drawn per query, as pairs of relevance 0.
-
-    A document that is judged for the query is never drawn. It is judged by a pair (same id, or same text) or by a split
-    of the collection (same query id, or same query text). The draw depends on seed, query id and corpus alone, not on
-    other queries. An unjudged document may be relevant, which is rare in a large corpus.
-    """
-    if number < 1:
-        raise InputError(f"--negatives: got {number}; expected 1 or more; fix: leave it out for none")
-    names = [name for name, document in collection.corpus.items() if document.content]
-    by_text: dict[str, set[str]] = {}
-    wanted = set(pairs.documents)
-    for name in names:
-        document = collection.corpus[name]
-        for text in {document.content, document.text} & wanted:
-            by_text.setdefault(text, set()).add(name)
-    ids_of_query: dict[str, set[str]] = {}
-    for query_id, text in collection.queries.items():
-        ids_of_query.setdefault(text, set()).add(query_id)
-    added: list[dict[str, Any]] = []
-    for group in pairs.groups():
-        judged = set(group.document_ids).union(*(by_text.get(text, ()) for text in group.documents))
-        for query_id in {group.query_id} | ids_of_query.get(group.query, set()):
-            judged |= {name for qrels in collection.qrels.values() for name in qrels.get(query_id, ())}
-        draw = random.Random(f"{seed} {group.query_id}")
-        drawn = draw.sample(names, min(len(names), number + len(judged)))  # judged names are dropped
-        chosen = [name for name in drawn if name not in judged][:number]
-        if len(chosen) < number:
-            raise InputError(
-                f"--negatives: got {len(chosen)} documents that are not judged for query {group.query_id!r}, of "
-                f"{len(names)} in the corpus; expected at least {number}; fix: ask for fewer, or name a larger corpus"
-            )
-        about = {"query_id": group.query_id, "query": group.query, "task": group.task, "relevance": 0.0}
-        added += [{**about, "document_id": name, "document": collection.corpus[name].content} for name in chosen]
-    return Pairs.from_rows([*pairs.rows(), *added])

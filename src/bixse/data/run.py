@@ -282,6 +282,7 @@ LEFT: Mapping[str, Any] = {
     "frozen_layers": None,
     "kind": "encoder",
     "max_distance": None,
+    "negatives": None,
     "regrade": None,
     "unlabelled": "zero",
     "unlabelled_weight": 1.0,

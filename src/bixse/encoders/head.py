@@ -130,7 +130,7 @@ class RelevanceHead:
         known = ", ".join(f"{threshold.precision:g}" for threshold in self.thresholds) or "none"
         raise InputError(
             f"precision: got {precision:g}; expected a precision with a threshold in the model ({known}); fix: "
-            f"`bixse calibrate MODEL --pairs FILE --at-precision {precision:g}`"
+            f"`bixse calibrate MODEL --collection DIR --at-precision {precision:g}`"
         )
 
     def save(self, folder: Path) -> None:

@@ -106,7 +106,7 @@ class RelevanceModel(SentenceTransformer):
             raise ModelError(
                 f"relevance: got a model without a relevance head for embeddings of {self.get_embedding_dimension()} "
                 f"dimensions{f' (it has one for {other})' if other else ''}; expected one trained or calibrated by "
-                "bixse; fix: run `bixse calibrate MODEL --pairs FILE`, with --dimensions if embeddings are cut"
+                "bixse; fix: run `bixse calibrate MODEL --collection DIR`, with --dimensions if embeddings are cut"
             )
         return self.head.probability(self._cosines(query, documents))
 

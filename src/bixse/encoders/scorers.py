@@ -84,7 +84,7 @@ class Scorer(BaseModel):
         if self.head is None:
             raise ModelError(
                 f"relevance: got a model without a relevance head ({self.kind}); expected one trained or calibrated by "
-                "bixse; fix: run `bixse calibrate MODEL --pairs FILE`"
+                "bixse; fix: run `bixse calibrate MODEL --collection DIR`"
             )
         return self.head.probability(self.logits([query] * len(documents), documents))
 

@@ -130,7 +130,7 @@ def _head_or_refuse(loss: nn.Module, prior: float | None = None) -> RelevanceHea
     if head is None:
         raise InputError(
             f"relevance head: got {type(loss).__name__}, which learns no probability of relevance; expected a "
-            "BiXSELoss; fix: run `bixse calibrate MODEL --pairs FILE` on the saved model"
+            "BiXSELoss; fix: run `bixse calibrate MODEL --collection DIR` on the saved model"
         )
     return head
 

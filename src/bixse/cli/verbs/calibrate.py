@@ -35,7 +35,6 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
         "thresholds": [asdict(point) for point in result.points],
         "cuts": [asdict(cut) for cut in result.cuts],
         "auc": None if result.check.auc is None else result.check.auc._asdict(),
-        "negatives": result.negatives,
         "precision": result.precision,
     }
     text = _text(result, settings)
@@ -49,9 +48,9 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
 def _text(result: CalibrateResult, settings: CalibrateSettings) -> str:
     from bixse.rendering.table import format_interval, format_table
 
-    after = result.check.calibrated
-    prior, of_scores = settings.prior, settings.scores is not None
-    weighted = f", weighted to a mean relevance of {prior:g}" if prior is not None else ""
+    after, of_scores = result.check.calibrated, settings.scores is not None
+    weighted = ", weighted to the corpus" if settings.collection is not None else ""
+    weighted += f", weighted to a mean relevance of {settings.prior:g}" if settings.prior is not None else ""
     figures = [[name, *_figures(report)] for name, report in result.check.reports.items()]
     curve: list[list[Cell]] = [[b.predicted, b.observed, format_interval(b.low, b.high), b.count] for b in after.curve]
     held_out = f"{after.pairs} pairs of {after.queries} held-out queries"
@@ -61,7 +60,7 @@ def _text(result: CalibrateResult, settings: CalibrateSettings) -> str:
     thresholds += [table] if cuts else []
     parts = [
         *(thresholds if of_scores else []),  # first, as the cut is what scores are calibrated for
-        result.pairs if result.negatives else "",
+        result.pairs if settings.collection is not None else "",
         "" if result.check.auc is None else f"{result.check.auc} of one threshold for all queries",
         format_table(figures, ["held-out half", "Brier", "95 % interval", "ECE", "95 % interval", "constant's Brier"]),
         f"reliability of the calibrated probabilities on {held_out}{weighted}",
@@ -98,14 +97,21 @@ def _point_line(point: OperatingPoint, head: RelevanceHead | None) -> str:
     """Describe a threshold; with the head of scores, by the score that has its probability."""
     from bixse.rendering.table import format_interval
 
+    def share(value: float, interval: tuple[float, float] | None) -> str:
+        return f"{value:.3f} {format_interval(*interval or (None, None))}"
+
     reached = "from" if point.is_reached else "not reachable; best is"
     cut = f"probability {point.threshold:.4g}"
     if head is not None and 0 < point.threshold < 1:
         cut = f"score {head.cosine_at(point.threshold):.4f}"
+    line = f"precision {point.wanted:g}: {reached} {cut}{' on' * point.is_reached}"
+    if point.claimed is None:
+        figures = f"precision {share(point.precision, point.interval)}"
+        return f"{line} ({figures}, recall {point.recall:.3f}, {point.pairs} pairs of {point.queries} queries)"
     return (
-        f"precision {point.wanted:g}: {reached} {cut}{' on' * point.is_reached} "
-        f"(precision {point.precision:.3f} {format_interval(*point.interval or (None, None))}, "
-        f"recall {point.recall:.3f}, {point.pairs} pairs of {point.queries} queries)"
+        f"{line}; of search results of held-out queries above it {share(point.precision, point.interval)} is relevant, "
+        f"expected {share(point.claimed, point.claimed_interval)} from the other queries; "
+        f"recall {point.recall:.3f}, {point.pairs} results of {point.queries} queries"
     )
 
 
@@ -116,5 +122,5 @@ VERB = Verb(
     run,
     out=Output(OUT),
     report=True,
-    first=("model", "pairs", "scores", "scored_by", "at_precision", "prior"),
+    first=("model", "collection", "split", "pairs", "scores", "scored_by", "at_precision", "prior"),
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bixse.cli.verb import CommandResult, ComputingOptions, Options, Output, Verb
+from bixse.settings import paths_in
 from bixse.training.config import MergeModelsConfig, OptimizerConfig, TrainConfig
 
 
@@ -39,6 +40,8 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
     model = shlex.quote(str(result.model_path))
     lines.append(f"next: bixse ui {shlex.quote(str(options.folder))}  # curves, merge and batches in the browser")
     lines.append(f"      bixse evaluate {model} --collection DIR")
+    dev = shlex.quote(str(next(iter(paths_in(config.dev)), "DIR")))
+    lines.append(f"      bixse calibrate {model} --collection {dev} --split {config.dev_split}  # probabilities")
     artifacts = {"model": str(result.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), metrics, artifacts, result.warnings)
 

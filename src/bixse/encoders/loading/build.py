@@ -228,7 +228,7 @@ def load_relevance_model(
         cut = "" if dimensions is None else f" for {dimensions} dimensions"
         raise ModelError(
             f"{path}: got a model without a relevance head{cut}; expected a folder saved by bixse; "
-            "fix: run `bixse calibrate MODEL --pairs FILE`, or use SentenceTransformer for embeddings alone"
+            "fix: run `bixse calibrate MODEL --collection DIR`, or use SentenceTransformer for embeddings alone"
         )
     return model
 

@@ -1,0 +1,131 @@
+"""The pool of a collection: hits, judged and random documents, weighted so that they stand for the complete corpus."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sentence_transformers import SentenceTransformer
+
+from bixse.calibration.calibrate_head import pair_cosines
+from bixse.data.collection import Collection, Document
+from bixse.data.graded_pairs import Pairs
+from bixse.encoders.lengths import check_lengths
+from bixse.search.bm25 import BM25
+from bixse.search.exact import DEPTH
+from bixse.search.search_collection import encode_collection
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.encoders.scorers import Scorer
+    from bixse.evaluation.tasks import Task
+    from bixse.progress import ProgressBars
+    from bixse.relevance import Qrels, Ranking
+
+RANDOM = 100
+"""Number of random documents per query."""
+
+
+class PooledDocument(NamedTuple):
+    """A document of the pool of a query."""
+
+    query_id: str
+    document_id: str
+    relevance: float
+    """Grade / highest grade, in [0, 1]; 0 for a document that is not judged."""
+    weight: float
+    """Number of documents of the corpus that it stands for."""
+    is_result: bool
+    """True if the first ranking shows it."""
+
+
+def draw_pool(
+    qrels: Qrels, rankings: Sequence[Ranking], documents: Sequence[str], seed: int = 0, number: int = RANDOM
+) -> list[PooledDocument]:
+    """Return, per query, the documents of all rankings, the judged ones, and random ones of the rest of the corpus.
+
+    A document of rankings or judgements weighs 1, and one of n random documents N / n, where N documents of the corpus
+    are in neither. So for every function f of documents, the weighted sum over the pool has the sum over the corpus as
+    its mean: sum of f over hits and judged + (N / n) * sum of f over random ones (Horvitz and Thompson 1952,
+    doi:10.1080/01621459.1952.10483446). A document that is not judged counts as irrelevant. The draw depends on seed,
+    query id and corpus alone.
+
+    Example:
+        >>> pool = draw_pool({"q": {"d1": 2}}, [{"q": {"d2": 0.9}}], ["d1", "d2", "d3", "d4", "d5"], number=2)
+        >>> [each[2:] for each in pool]
+        [(0.0, 1.0, True), (1.0, 1.0, False), (0.0, 1.5, False), (0.0, 1.5, False)]
+    """
+    known, highest = set(documents), max(grade for row in qrels.values() for grade in row.values())
+    pool = []
+    for query, grades in qrels.items():
+        relevance = {name: max(grade, 0.0) / highest for name, grade in grades.items()}
+        near = [ranking.get(query, {}) for ranking in rankings]
+        certain = dict.fromkeys(name for names in (*near, grades) for name in names if name in known)
+        drawn = random.Random(f"{seed} {query}").sample(documents, min(len(documents), number + len(certain)))
+        rest = [name for name in drawn if name not in certain][:number]
+        weight = (len(documents) - len(certain)) / max(len(rest), 1)
+        pool += [PooledDocument(query, name, relevance.get(name, 0.0), 1.0, name in near[0]) for name in certain]
+        pool += [PooledDocument(query, name, 0.0, weight, False) for name in rest]
+    return pool
+
+
+@dataclass(frozen=True)
+class ScoredPool:
+    """The M documents of a pool with the scores of a model."""
+
+    cosines: NDArray[np.float64]
+    """Cosines in [-1, 1]; scores for a model that is no encoder."""
+    documents: Sequence[PooledDocument]
+    facts: str
+    """A description of the pool, in words."""
+    warnings: tuple[str, ...]
+
+
+def score_pool(
+    model: RelevanceModel | Scorer,
+    task: Task,
+    seed: int = 0,
+    progress: ProgressBars | None = None,
+    cache: str | Path | None = None,
+) -> ScoredPool:
+    """Draw the pool of the 100 best documents of the model and of BM25, and score it.
+
+    The first ranking is that of the model. For a model that is no encoder it is that of BM25, since such a model ranks
+    the hits of another one.
+    """
+    corpus = {name: Document("", text) for name, text in task.documents() if text}
+    queries, qrels = task.query_sets[0].queries, task.query_sets[0].qrels
+    texts = {name: document.content for name, document in corpus.items()}
+    rankings: list[Ranking] = [BM25(list(texts), list(texts.values())).search(queries, DEPTH)]
+    encoded = None
+    if isinstance(model, SentenceTransformer):
+        encoded = encode_collection(model, Collection(task.name, corpus, queries), list(queries), progress, cache)
+        rankings.insert(0, encoded.search(list(queries), DEPTH))
+    # a query that is a document of the corpus finds itself first, which says nothing
+    rankings = [_without_copies(ranking, queries, texts) for ranking in rankings]
+    pool = draw_pool(qrels, rankings, list(corpus), seed)
+    pairs = Pairs.from_rows(
+        {"query_id": query, "query": queries[query], "document_id": name, "document": texts[name], "relevance": z}
+        for query, name, z, *_ in pool
+    )
+    asked = [(each.query_id, each.document_id) for each in pool]
+    cosines = pair_cosines(model, pairs, progress) if encoded is None else encoded.cosines(asked)
+    sampled = sum(each.weight != 1 for each in pool)
+    facts = (
+        f"{len(queries):,} queries of split {task.settings['split']!r} of {task.name}: {len(pool) - sampled:,} "
+        f"retrieved or judged documents and {sampled:,} random documents, weighted to a corpus of {len(corpus):,}"
+    )
+    return ScoredPool(cosines, pool, facts, (*task.joined, *check_lengths(model, pairs)))
+
+
+def _without_copies(ranking: Ranking, queries: Mapping[str, str], texts: Mapping[str, str]) -> Ranking:
+    return {
+        query: {name: score for name, score in hits.items() if texts[name] != queries[query].strip()}
+        for query, hits in ranking.items()
+    }
