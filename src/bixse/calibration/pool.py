@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sentence_transformers import SentenceTransformer
-
 from bixse.calibration.calibrate_head import pair_cosines
 from bixse.data.collection import Collection, Document
 from bixse.data.graded_pairs import Pairs
 from bixse.encoders.lengths import check_lengths
+from bixse.encoders.loading.kinds import is_encoder
+from bixse.relevance import DEPTH
 from bixse.search.bm25 import BM25
-from bixse.search.exact import DEPTH
 from bixse.search.search_collection import encode_collection
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def score_pool(
     texts = {name: document.content for name, document in corpus.items()}
     rankings: list[Ranking] = [BM25(list(texts), list(texts.values())).search(queries, DEPTH)]
     encoded = None
-    if isinstance(model, SentenceTransformer):
+    if is_encoder(model):
         encoded = encode_collection(model, Collection(task.name, corpus, queries), list(queries), progress, cache)
         rankings.insert(0, encoded.search(list(queries), DEPTH))
     # a query that is a document of the corpus finds itself first, which says nothing
