@@ -17,7 +17,7 @@ from bixse.mining.mine_settings import MineConfig
 from helpers.command import call, refused, result_of
 from helpers.toy import save_toy
 
-SMALL = Path(__file__).parents[1] / "judging" / "audit_labels"
+SMALL = Path(__file__).parents[1] / "audit" / "audit_labels"
 HUMAN, CAREFUL, BM25, DENSE = (SMALL / name for name in ("human.qrels.txt", "careful.txt", "bm25.run", "dense.run"))
 
 

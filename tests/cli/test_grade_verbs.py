@@ -12,7 +12,7 @@ from bixse.errors import InputError, OutputExistsError
 from helpers.command import call, result_of
 from helpers.row_files import jsonl
 
-SMALL = Path(__file__).parents[1] / "judging" / "audit_labels"
+SMALL = Path(__file__).parents[1] / "audit" / "audit_labels"
 HUMAN, CAREFUL, CARELESS = (SMALL / name for name in ("human.qrels.txt", "careful.txt", "careless.txt"))
 TEXTS = {"copy a folder": "shutil.copytree copies a tree", "wait": "time.sleep waits", "sort": "list.sort sorts"}
 

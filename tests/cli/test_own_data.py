@@ -12,6 +12,7 @@ import pytest
 from bixse.cli.main import main
 from bixse.data.collection import load_collection
 from bixse.data.pydocs import load_pydocs
+from helpers.html_page import Page
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
@@ -38,7 +39,8 @@ def test_the_commands_of_the_page_go_from_three_files_to_figures(clone, capsys):
         printed.append(capsys.readouterr().out)
     (counts,) = blocks("console")
     assert printed[0].startswith(counts)
-    assert "cannot tell" in printed[-3] and printed[-1].count("p=") == 3
+    assert "cannot tell" in printed[-4] and printed[-2].count("p=") == 3
+    Page((clone / "runs" / "own.html").read_text(encoding="utf-8")).check_harmless()
 
 
 def test_the_python_of_the_page_runs(clone):
@@ -47,7 +49,7 @@ def test_the_python_of_the_page_runs(clone):
     ended = subprocess.run([sys.executable, "page.py"], cwd=clone, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "verdict" in ended.stdout and "guessed" in ended.stdout
-    assert {path.name for path in clone.iterdir()} == {"docs", "page.py"}
+    assert {path.name for path in clone.iterdir()} == {"docs", "own.html", "page.py"}
 
 
 def test_the_files_are_a_part_of_the_sample_data(clone):

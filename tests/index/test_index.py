@@ -14,7 +14,7 @@ from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
-from bixse.evaluation import block_search
+from bixse.evaluation import tasks
 from bixse.files.files import LOCK_FILE, cache_folder
 from bixse.index import index_files
 from bixse.index import make_index as index_module
@@ -172,7 +172,7 @@ def test_threshold_keeps_the_probable_hits(tiny_model, folder, monkeypatch):
         least = every[20].probability
         kept = [hit for hit in every if hit.probability >= least]
         assert index.search(QUERIES[0], top=50, threshold=least) == kept
-        monkeypatch.setattr(block_search, "QUERIES_PER_BLOCK", 1)
+        monkeypatch.setattr(tasks, "QUERIES_PER_BLOCK", 1)
         run = index.search_run({"q": QUERIES[0], "r": QUERIES[1]}, top=50, threshold=least)
         assert run["q"] == {hit.document_id: pytest.approx(hit.cosine, abs=1e-6) for hit in kept}
         assert list(run) == ["q", "r"]

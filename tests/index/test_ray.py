@@ -59,7 +59,7 @@ def test_address_without_ray_is_refused(capsys, tmp_path):
 
 @pytest.mark.skipif(needs_ray.args[0] is False, reason="Ray is installed")
 def test_missing_package_is_named(capsys, tmp_path):
-    (tmp_path / "corpus.jsonl").write_text("")
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "d1", "text": "copy a file"}\n')
     words = ("index", "demo", "--collection", tmp_path, "--out", tmp_path / "out", "--engine", "ray")
     assert "bixse[ray]" in refused(capsys, *words)
 

@@ -130,20 +130,20 @@ def test_a_name_of_another_form_is_refused(name):
 
 
 @pytest.mark.parametrize("name", ["lancedb:folder/table", "qdrant:http://localhost/name"])
-def test_a_package_that_is_missing_is_named(monkeypatch, capsys, name):
+def test_a_package_that_is_missing_is_named(monkeypatch, capsys, name, collection):
     package = PACKAGES[name.partition(":")[0]]
     monkeypatch.delitem(sys.modules, "bixse.index.qdrant", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    message = refused(capsys, "index", "demo", "--collection", "c", "--to", name)
+    message = refused(capsys, "index", "demo", "--collection", collection, "--to", name)
     assert f"bixse[{name.partition(':')[0]}]" in message
 
 
-def test_no_server_at_the_url(capsys):
+def test_no_server_at_the_url(capsys, collection):
     pytest.importorskip("qdrant_client", reason="needs bixse[qdrant]")
     with one_answer(200) as (web_page, _):
         for url in ("http://127.0.0.1:9", "http://127.0.0.1:port", web_page):
             name = f"qdrant:{url}/documents"
-            for words in (("index", "demo", "--collection", "c", "--to", name), ("search", name, "copy")):
+            for words in (("index", "demo", "--collection", collection, "--to", name), ("search", name, "copy")):
                 message = refused(capsys, *words)
                 assert url in message and "QDRANT_API_KEY" in message
 

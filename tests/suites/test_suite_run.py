@@ -2,7 +2,7 @@ import pytest
 
 from bixse.cli.verbs.evaluate import EvaluateSettings
 from bixse.data.collection import Collection, Document, save_collection
-from bixse.data.cut import cut_collection
+from bixse.data.draws import cut_collection
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.relevance_model import set_instructions

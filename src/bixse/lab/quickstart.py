@@ -129,7 +129,7 @@ def quickstart(
             named[comparer.labels["base"]] = config.model
             calibrations = calibrate_on_dev(named, LABELS["bixse"], collection, PYDOCS_SCALE, seed, progress)
             report = comparer.write_report(
-                out, system="bixse", against=["base", *losses], trained=trained, queries=collection.queries, **ABOUT,
+                out, system="bixse", against=["base", *losses], trained=trained, **ABOUT,
                 calibrations=calibrations, facts=_facts(collection, config, out, settings), timings=record.timings,
                 commands=next_commands(out), notes=[*NOTES, *warnings],
             )  # fmt: skip

@@ -126,7 +126,8 @@ class SaveRelevanceHead(TrainerCallback):
 
 
 def _head_or_refuse(loss: nn.Module, prior: float | None = None) -> RelevanceHead:
-    head = loss.trained_head(prior) if isinstance(loss, GradedLoss) else None
+    inner = _with_head(loss)
+    head = inner.trained_head(prior) if isinstance(inner, GradedLoss) else None
     if head is None:
         raise InputError(
             f"relevance head: got {type(loss).__name__}, which learns no probability of relevance; expected a "

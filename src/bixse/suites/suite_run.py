@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import files_of_split
-from bixse.data.cut import PASSAGES, QUERIES, cut_collection
+from bixse.data.draws import PASSAGES, QUERIES, cut_collection
 from bixse.data.run import open_run
 from bixse.errors import BixseError, InputError, did_you_mean
 from bixse.evaluation.compare_evaluations import Comparisons, compare_tasks, precision_of, shown_names

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from bixse.data.cut import cut_collection
+from bixse.data.draws import cut_collection
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import prompt_for
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, evaluate_run, mean
