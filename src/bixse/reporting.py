@@ -458,7 +458,8 @@ def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
     """Return a merge's scores as a curve of the report."""
     guards = sorted({change.collection for change in merged.changes if change.role == "guard"})
     reason = ". ".join(merged.reason())
-    return MergeCurve(system=system, weight=merged.weight, points=merged.points, reason=reason, guards=guards)
+    drawn: Any = {"weight": merged.weight, "points": merged.points, "tolerance": merged.tolerance}
+    return MergeCurve(system=system, reason=reason, guards=guards, **drawn)
 
 
 @_fields.register(Calibration)

@@ -24,8 +24,8 @@ from bixse.search.store import EmbeddingStore
 from bixse.training.config import MergeConfig, MergeModelsConfig
 from bixse.training.given import Split, load_watched
 from bixse.training.loop.batches import BatchPlan, GroupDataset
-from bixse.training.merge import Change, MergeResult, _change, _choose, set_best_weights
-from bixse.training.merge_models import merge_into
+from bixse.training.merge import Change, MergeResult, _change, _choose, _chosen, set_best_weights
+from bixse.training.merge_models import merge, merge_into
 from bixse.training.train import train_into
 from helpers.command import call
 from helpers.toy import action_collection
@@ -116,14 +116,14 @@ def chosen(scores, tolerance=0.01):
     """The result for weight -> collection -> scores; 0 is the base model."""
     roles = {name: "guard" if name == "guard" else "dev" for name in scores[0.0]}
     weights = [weight for weight in scores if weight > 0]
-    points, weight, undecided = _choose(scores, roles, weights, tolerance)
+    choice = _choose(scores, roles, weights, tolerance)
     changes = [
         _change(name, role, model, scores[of][name], scores[0.0][name])
         for name, role in roles.items()
-        for model, of in (("tuned", max(scores)), ("merged", weight))
+        for model, of in (("tuned", max(scores)), ("merged", choice.weight))
     ]
-    documents = dict.fromkeys(roles, (9, 9))
-    return MergeResult(weight, points, changes, tolerance, len(weights), documents, undecided=undecided)
+    documents, reasons = dict.fromkeys(roles, (9, 9)), {"undecided": choice.undecided, "unresolved": choice.unresolved}
+    return MergeResult(choice.weight, choice.points, changes, tolerance, len(weights), documents, **reasons)
 
 
 class TestChoice:
@@ -131,7 +131,7 @@ class TestChoice:
     def test_the_best_on_dev_that_keeps_guard(self, tolerance, weight):
         # with .001 no weight keeps guard: the one that loses least is chosen
         figures = {0.0: (0.4, 0.5), 0.3: (0.5, 0.495), 0.5: (0.6, 0.48), 1.0: (0.55, 0.4)}
-        scores = {weight: {"dev": around(dev), "guard": {"q": guard}} for weight, (dev, guard) in figures.items()}
+        scores = {weight: {"dev": around(dev), "guard": around(guard)} for weight, (dev, guard) in figures.items()}
         assert chosen(scores, tolerance + 1e-9).weight == weight
 
     @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ class TestChoice:
 
     def test_the_best_weight_that_breaks_guard_is_not_what_others_are_compared_with(self):
         means = {0.0: 0.3, 0.3: 0.45, 0.5: 0.49, 1.0: 0.6}
-        scores = {w: {"dev": around(mean), "guard": {"g": 0.3 if w == 1.0 else 0.5}} for w, mean in means.items()}
+        scores = {w: {"dev": around(mean), "guard": around(0.3 if w == 1.0 else 0.5)} for w, mean in means.items()}
         result = chosen(scores)
         assert result.weight == 0.5
         assert [point.below_best for point in result.points] == pytest.approx([0.19, 0.04, 0.0, -0.11])
@@ -176,15 +176,15 @@ class TestChoice:
         names = ("dev", "guard", "other")
         scores = {w: dict(zip(names, map(around, values), strict=True)) for w, values in figures.items()}
         roles = {"dev": "dev", "guard": "guard", "other": "guard"}
-        points, weight, _ = _choose(scores, roles, [0.1, 0.7, 1.0], 0.01)
+        points, weight, *_ = _choose(scores, roles, [0.1, 0.7, 1.0], 0.01)
         changes = [_change(n, r, "merged", scores[weight][n], scores[0.0][n]) for n, r in roles.items()]
         lines = MergeResult(weight, points, changes, 0.01, 3).reason()
         assert weight == 0.1
-        assert any("0.7" in line and "0.0400 on guard guard" in line and "0.5431" in line for line in lines[1:])
+        assert any("0.7" in line and "0.0400 on guard guard" in line and "0.5431" in line for line in lines)
         # nothing is left out where nothing was better
         scores[0.7]["dev"] = scores[1.0]["dev"] = around(0.52)
-        points, weight, _ = _choose(scores, roles, [0.1, 0.7, 1.0], 0.01)
-        assert not any("0.0400" in line for line in MergeResult(weight, points, changes, 0.01, 3).reason()[1:])
+        points, weight, *_ = _choose(scores, roles, [0.1, 0.7, 1.0], 0.01)
+        assert not any("0.0400" in line for line in MergeResult(weight, points, changes, 0.01, 3).reason())
 
 
 class TestUndecided:
@@ -236,6 +236,102 @@ class TestUndecided:
         assert chosen({0.0: {"dev": around(1.0)}, 0.2: {"dev": around(1.0)}}).undecided == ""
 
 
+class TestGuard:
+    """Guards whose figures cannot tell whether a weight keeps the tolerance."""
+
+    FIGURES: ClassVar = {0.0: 0.3, 0.5: 0.4, 1.0: 0.5}
+
+    @pytest.mark.parametrize(
+        ("guard", "weight"),
+        [
+            ({w: dict(list(around(0.5 - 0.2 * w).items())[:21]) for w in FIGURES}, 0.5),  # 21 queries
+            ({w: {"q": 0.5 - 0.2 * w} for w in FIGURES}, 0.5),
+            ({w: around(0.5 - 0.02 * w, 0.2 * w) for w in FIGURES}, 0.5),  # a loss of .02, an error of .03
+            ({w: around(0.5 - 0.3 * w, 0.2 * w) for w in FIGURES}, 0.5),  # 0.5 and 1 lose more: told, and none keeps
+            ({w: around(0.5, 0.01 * w) for w in FIGURES}, 1.0),
+        ],
+        ids=["few", "one", "wide", "lost", "kept"],
+    )
+    def test_a_guard_too_small_for_the_tolerance_is_named_and_decides_nothing(self, guard, weight, request):
+        result = chosen({w: {"dev": around(dev), "guard": guard[w]} for w, dev in self.FIGURES.items()})
+        assert result.weight == weight
+        is_small = request.node.callspec.id in ("few", "one", "wide")
+        assert (list(result.unresolved) == ["guard"]) == is_small == bool(result.undecided)
+        assert any("guard guard decides nothing" in line for line in result.warnings()) == is_small
+        assert result.keeps_guard == (request.node.callspec.id != "lost")
+
+    def test_a_second_guard_that_tells_still_decides(self):
+        scores = {w: {"dev": around(dev), "guard": {"q": 0.5 - w}} for w, dev in self.FIGURES.items()}
+        roles = {"dev": "dev", "guard": "guard", "other": "guard"}
+        scores = {w: {**of, "other": around(0.5 if w < 1 else 0.3)} for w, of in scores.items()}
+        choice = _choose(scores, roles, [0.5, 1.0], 0.01)
+        assert (choice.weight, choice.undecided, list(choice.unresolved)) == (0.5, "", ["guard"])
+
+    def test_a_given_weight_needs_no_guard_that_tells(self):
+        choice = _choose(
+            {w: {"dev": around(w), "g": {"q": w}} for w in (0.0, 0.7)}, {"dev": "dev", "g": "guard"}, [0.7], 0
+        )
+        assert (choice.weight, choice.undecided, choice.unresolved) == (0.7, "", {})
+
+
+class TestSearch:
+    """The default: weights in the order of a search, on known curves."""
+
+    def search(self, curve, guard=None):
+        """The weights in the order in which they are scored, and the choice."""
+        asked = []
+
+        def score(weights):
+            asked.extend(weights)
+            guards = {} if guard is None else {"guard": guard}
+            return {
+                w: {"dev": around(curve(w))} | {name: around(of(w)) for name, of in guards.items()} for w in weights
+            }
+
+        ends = score([0.0, 1.0])
+        roles = {"dev": "dev"} | ({} if guard is None else {"guard": "guard"})
+        scores, choice = _chosen(ends, score, roles, None, 0.01)
+        assert list(scores) == sorted(asked) and len(asked) == len(set(asked)), "no weight is scored twice"
+        return asked[2:], choice
+
+    @pytest.mark.parametrize(
+        ("curve", "asked", "weight"),
+        [
+            (lambda w: w, [0.5, 0.75, 0.875], 1.0),
+            (lambda w: 1 - w, [0.5, 0.25, 0.125], 0.125),  # the base is best: the smallest
+            (lambda w: -((w - 0.3) ** 2), [0.5, 0.25, 0.375], 0.25),
+            (lambda w: -((w - 0.7) ** 2), [0.5, 0.75, 0.625], 0.75),
+            (lambda w: -((w - 0.5) ** 2) + w / 100, [0.5, 0.75, 0.625], 0.5),
+            (lambda w: -((w - 0.5) ** 2), [0.5, 0.25, 0.375], 0.5),  # as good on both sides: the smaller
+        ],
+        ids=["tuned", "base", "0.3", "0.7", "half, then up", "half, then down"],
+    )
+    def test_half_first_then_toward_the_better_side(self, curve, asked, weight):
+        order, choice = self.search(curve)
+        assert (order, choice.weight, choice.undecided) == (asked, weight, "")
+
+    @pytest.mark.parametrize(
+        ("limit", "asked", "weight"),
+        [(0.8, [0.5, 0.75, 0.875], 0.75), (0.3, [0.5, 0.25, 0.375], 0.25), (0.0, [0.5, 0.25, 0.125], 0.125)],
+    )
+    def test_the_limit_of_the_guard_is_looked_for(self, limit, asked, weight):
+        order, choice = self.search(lambda w: w, lambda w: 0.5 if w <= limit else 0.4 - w / 10)
+        assert (order, choice.weight) == (asked, weight)
+
+    def test_a_dev_set_on_which_weights_tie_ends_it_at_half(self):
+        order, choice = self.search(lambda w: 0.7)
+        assert (order, choice.weight, bool(choice.undecided)) == ([0.5], 0.5, True)
+
+    def test_given_weights_are_all_scored(self):
+        ends = {w: {"dev": around(w)} for w in (0.0, 1.0)}
+        scores, choice = _chosen(
+            ends, lambda weights: {w: {"dev": around(w)} for w in weights}, {"dev": "dev"}, [0.2, 0.9], 0
+        )
+        assert (list(scores), choice.weight) == ([0.0, 0.2, 0.9, 1.0], 0.9)
+        scores, choice = _chosen(ends, lambda weights: {}, {"dev": "dev"}, [1.0], 0)
+        assert (list(scores), choice.weight) == ([0.0, 1.0], 1.0)
+
+
 def test_a_change_holds_the_difference_and_older_records_without_a_p_value_are_read():
     base = around(0.5, 0.1)
     for scores in (base, around(0.52, 0.2), dict.fromkeys(base, 0.6)):
@@ -268,10 +364,11 @@ class TestPool:
         monkeypatch.setattr(Progress, "close", Progress.report)  # a log has a line at the end of the work
         model, base, tuned, watch = hub
         pooled = set_best_weights(model, base, tuned, [0.5, 1.0], watch(130), progress=True)
-        assert "5 of 5 (100 %)" in capsys.readouterr().err, "with the two searches for the pool"
-        whole = set_best_weights(model, base, tuned, [0.5, 1.0], watch(None), progress=True)
-        assert "3 of 3 (100 %)" in capsys.readouterr().err
-        assert pooled.documents == {"hub": (130, 421)} and whole.documents == {"hub": (421, 421)}
+        assert capsys.readouterr().err.count("(100 %)") == 2, "of both ends, then of the weight between them"
+        whole = set_best_weights(model, base, tuned, [0.5, 1.0], watch(None))
+        assert pooled.documents["hub"][0] < 130 and whole.documents == {"hub": (421, 421)}
+        (corpus,), capped = watch(30), set_best_weights(model, base, tuned, [0.5, 1.0], watch(30)).documents["hub"]
+        assert capped == (max(30, len(corpus.pool([]))), 421), "judged documents are never left out"
         for mine, other in zip(pooled.points, whole.points, strict=True):
             assert mine.scores == pytest.approx(other.scores, abs=1e-6), mine.weight
         assert whole.points[-1].scores["hub"] < whole.points[0].scores["hub"]
@@ -325,11 +422,11 @@ class TestTraining:
     def test_the_weight_is_chosen_on_dev_and_guard_and_said_everywhere(self, tmp_path, train_guarded):
         result = train_guarded()
         points, changes = result.merge.points, result.merge.changes
-        assert [point.weight for point in points] == [step / 10 for step in range(11)]
+        assert [point.weight for point in points] == [0.0, 0.5, 1.0], "ten dev queries choose nothing: no search"
         guard = {p.weight: p.scores["collection/guard"] for p in points}
         assert result.merge.undecided and any(result.merge.undecided in warning for warning in result.warnings)
-        kept = [weight for weight in guard if 0 < weight <= 0.5 and guard[weight] >= guard[0.0] - 0.01]
-        assert result.merge.weight == max(kept), "ten dev queries choose nothing"
+        assert result.merge.weight == 0.5 and guard.keys() == {0.0, 0.5, 1.0}
+        assert list(result.merge.unresolved) == ["collection/guard"], "five queries"
         assert {(change.role, change.model) for change in changes} == {
             (role, model) for role in ("dev", "guard") for model in ("tuned", "merged")
         }
@@ -414,6 +511,108 @@ class TestModelsThatExist:
         assert_between(weights(model), weights(tiny_model_path), mean, weight)
         assert weight in (0.4, 0.8)
         assert load_relevance_model(model).relevance("copy the file", ["copy file"])[0] > 0
+
+
+class TestOfARun:
+    """The folder of a run of training in the place of the models."""
+
+    @pytest.fixture
+    def run(self, guarded, tmp_path):
+        """Trains into a folder by the name, short; the record says what a run stands for."""
+
+        def train(name, **changes):
+            settings = {"merge": {"weights": [0.4]}, "optimizer": {"num_train_epochs": 1}, **changes}
+            return train_into(guarded(**settings), tmp_path / name, progress=False).model_path.parent
+
+        return train
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"command": "evaluate"}, {"config": {"model": "in memory"}}, {"results": {"merge": {"weight": 0.0}}}],
+        ids=["command", "memory", "base"],
+    )
+    def test_a_run_without_two_models_is_refused(self, tiny_model_path, tmp_path, change):
+        folder = tmp_path / "run"
+        shutil.copytree(tiny_model_path, folder / "model")
+        record = {
+            "fingerprint": "",
+            "status": "finished",
+            "started": "",
+            "command": "train",
+            "inputs": {},
+            "timings": {},
+        }
+        record |= {"config": {"model": str(tiny_model_path)}, "results": {}, **change}
+        (folder / "run.json").write_text(json.dumps(record))
+        with pytest.raises(InputError) as caught:
+            merged([folder], tmp_path / "out", dev=["dev"])
+        assert caught.value.where == str(folder) and "`bixse" in caught.value.got
+        with pytest.raises(InputError):
+            merged([tmp_path / "nothing"], tmp_path / "out", dev=["dev"])
+        with pytest.raises(InputError):
+            merge("demo", dev="nothing")
+        assert not (tmp_path / "out").exists()
+
+    def test_its_models_collections_and_pairs_are_those_of_the_run(self, run, capsys, tmp_path, tiny_model_path):
+        folder = run("kept", merge={"weights": [0.4], "keep_tuned": True})
+        words = ["merge", folder, "--guard-tolerance", 0.5, "--candidates", 0.8, "--out", tmp_path / "again"]
+        metrics = call(capsys, *words)[1]["metrics"]
+        assert (metrics["weight"], metrics["tolerance"]) == (0.8, 0.5)
+        assert {change["role"] for change in metrics["changes"]} == {"dev", "guard"}
+        assert_between(weights(tmp_path / "again" / "model"), weights(tiny_model_path), weights(folder / "tuned"), 0.8)
+        assert build_encoder(tmp_path / "again" / "model").head is not None, "fitted to the pairs of the run"
+
+    def test_other_settings_than_those_of_the_run_win(self, run, tmp_path, actions):
+        config = MergeModelsConfig.load(None, {"models": [str(run("run"))], "dev": [str(actions)], "documents": 7})
+        assert (config.dev, config.dev_split, config.documents) == ((actions,), "dev", 7)
+        assert config.guard_split == "guard" and len(config.guard) == 1
+        shares = MergeModelsConfig.load(None, {"models": [str(tmp_path / "run")], "weights": [0.3, 0.7]})
+        assert (shares.dev, shares.guard, shares.weights) == ((), (), (0.3, 0.7))
+
+    def test_a_merge_is_undone_and_told_from_that_of_the_merged_model(
+        self, run, guarded_collection, tmp_path, tiny_model_path
+    ):
+        folder, tuned = run("run"), run("tuned", merge={"weights": [1.0]})
+        again = merge(folder, candidates=[0.8], out=tmp_path / "again")
+        assert again.weight == 0.8 and len(again.result.changes) == 4
+        base, end = weights(tiny_model_path), weights(tuned / "model")
+        assert_between(weights(tmp_path / "again" / "model"), base, end, 0.8)
+        with pytest.raises(OutputExistsError, match="tuned_share"):
+            merge(tiny_model_path, folder / "model", dev=guarded_collection, candidates=[0.8], out=tmp_path / "again")
+
+    def test_the_last_checkpoint_of_an_unfinished_run(self, guarded, train_interrupted, tmp_path):
+        train_interrupted(guarded(evaluations_per_epoch=2), tmp_path / "cut", step=3)
+        config = MergeModelsConfig.load(None, {"models": [str(tmp_path / "cut")]})
+        assert config.models[1] == str(tmp_path / "cut" / "checkpoints" / "checkpoint-3") and config.tuned_share == 1
+        assert merge_into(config, tmp_path / "out").result.weight == 0.5
+
+
+class TestEarlierDefault:
+    """Runs whose record holds ten weights, the default of earlier versions."""
+
+    TEN: ClassVar = [*(step / 10 for step in range(1, 10)), 1]
+
+    def test_a_finished_training_is_reused_and_the_opposite_is_refused(self, train_guarded):
+        train_guarded(merge={"weights": self.TEN})
+        again = train_guarded()
+        assert again.reused and len(again.merge.points) == 11
+        train_guarded("searched")
+        with pytest.raises(OutputExistsError, match=r"merge\.weights"):
+            train_guarded("searched", merge={"weights": self.TEN})
+        with pytest.raises(OutputExistsError, match=r"merge\.weights"):
+            train_guarded("searched", merge={"weights": self.TEN[1:]})
+
+    def test_an_interrupted_training_is_continued_with_a_search(self, guarded, train_interrupted, tmp_path):
+        train_interrupted(guarded(merge={"weights": self.TEN}), tmp_path / "out")
+        result = train_into(guarded(), tmp_path / "out", progress=False)
+        assert [point.weight for point in result.merge.points] == [0.0, 0.5, 1.0]
+
+    def test_a_finished_merge_is_reused(self, tiny_model_path, actions, tmp_path):
+        models = [tiny_model_path, tiny_model_path]
+        merged(models, tmp_path / "out", dev=[str(actions)], candidates=self.TEN)
+        assert merged(models, tmp_path / "out", dev=[str(actions)]).reused
+        with pytest.raises(OutputExistsError, match="candidates"):
+            merged(models, tmp_path / "out", dev=[str(actions)], candidates=[0.5, 1])
 
 
 def test_the_ends_are_the_models_themselves_to_the_last_bit(tiny_model, tmp_path):

@@ -288,6 +288,9 @@ LEFT: Mapping[str, Any] = {
     "unlabelled_weight": 1.0,
 }
 """Setting that an earlier version had -> the default it had. A record that holds the default is of the same run."""
+TEN_WEIGHTS = [*(step / 10 for step in range(1, 10)), 1]
+REPLACED: Mapping[str, Any] = {"merge.weights": TEN_WEIGHTS, "candidates": TEN_WEIGHTS}
+"""Setting whose default is null now -> the default that earlier versions recorded: it is of the same run as null."""
 LAST_VERSION = "1.0.0rc1"
 """The last version that has the settings in `LEFT`."""
 
@@ -300,6 +303,9 @@ def _changes(earlier: Mapping[str, Any], record: Run) -> str:
     (old, new), (read_before, read_now) = ((before[part], now[part]) for part in ("config", "inputs"))
     left = {name: part for name in old.keys() - new.keys() for part in name.split(".") if part in LEFT}
     old = {name: value for name, value in old.items() if name not in left or value != LEFT[left[name]]}
+    for name in new.keys() & old.keys():
+        if new[name] is None and any(name.endswith(part) and old[name] == REPLACED[part] for part in REPLACED):
+            old[name] = None
     words = [
         f"{name} (was {_shown(old, name)}, "
         + (f"which bixse {LAST_VERSION} alone has" if name in left else f"now {_shown(new, name)}")

@@ -134,6 +134,9 @@ def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
         axes = figure.add_subplot()
         axes.axhline(0, color=INK, linewidth=0.8)
         axes.axvline(curve.weight, color=_GREY, linewidth=1, linestyle=":")
+        if curve.guards and curve.tolerance is not None:
+            axes.axhline(-curve.tolerance, color="#b3261e", linewidth=1, linestyle="--")
+            axes.text(0, -curve.tolerance, f"guard tolerance {curve.tolerance:g}", color="#b3261e", va="top", size=9)
         lines = []
         for i, (name, points) in enumerate(changes.items()):
             style = {"color": SERIES[i % len(SERIES)], "marker": MARKERS[i % len(MARKERS)]}

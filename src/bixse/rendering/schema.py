@@ -61,6 +61,8 @@ class MergeCurve(_Plain):
     """Reason for the chosen weight, in one sentence."""
     guards: list[Text] = Field(default_factory=list)
     """Names of the collections that must not get worse; all other collections are dev."""
+    tolerance: float | None = None
+    """Maximum loss on them; None in older files."""
 
 
 class RankedDocument(_Plain):

@@ -33,6 +33,8 @@ Scores: TypeAlias = "dict[str, dict[str, float]]"
 """Name of a query set -> query id -> nDCG@10."""
 HITS_FROM = 100_000
 """Maximum documents of a dev or guard corpus that the base and the tuned model encode to find hits for the pool."""
+HITS = 20
+"""Hits per query of the base and of the tuned model that a weight between them searches; nDCG@10 reads ten."""
 DOCUMENTS_PER_BLOCK = 16_384
 """Number of documents encoded per block; at 1,024 dimensions their embeddings take 67 MB."""
 
@@ -66,39 +68,45 @@ class Watched:
     """Document id -> title and text."""
     sets: tuple[WatchedQueries, ...]
     most: int | None = None
-    """Documents that each merge weight searches in a larger corpus; None searches the complete corpus."""
+    """Maximum documents that a weight between base and tuned searches; None searches the complete corpus."""
     warnings: tuple[str, ...] = ()
 
-    @property
-    def is_sampled(self) -> bool:
-        return self.most is not None and self.most < len(self.corpus)
+    @cached_property
+    def searched(self) -> Mapping[str, str]:
+        """The documents that the base and the tuned model search: all, or `HITS_FROM` of a larger corpus."""
+        if self.most is None or len(self.corpus) <= max(HITS_FROM, self.most):
+            return self.corpus
+        together = {f"{part.name}/{query}": grades for part in self.sets for query, grades in part.qrels.items()}
+        size = max(HITS_FROM, len(self._judged))
+        return self._texts(cut_collection(self.name, together, self.corpus, len(together), size).documents)
 
     def pool(self, runs: Sequence[Mapping[str, Ranking]]) -> Mapping[str, str]:
-        """Return the documents that a merge weight searches (id -> text): all, or judged ones and hits of `runs`."""
-        if not self.is_sampled:
+        """Return the documents that other weights search (id -> text): judged ones and the best hits of `runs`."""
+        if self.most is None:
             return self.corpus
-        rankings = [ranked(scores) for run in runs for queries in run.values() for scores in queries.values()]
+        rankings = [ranked(scores)[:HITS] for run in runs for queries in run.values() for scores in queries.values()]
         # without hits the documents that a model wrongly ranks high would be missing, and it would look too good
         by_rank = (name for hits in zip_longest(*rankings) for name in hits if name is not None)
         pool = dict.fromkeys(chain(self._judged, by_rank))
-        return self._texts(list(pool)[: max(self.most or 0, len(self._judged))])
+        return self._texts(list(pool)[: max(self.most, len(self._judged))])
 
     def encoded_for(self, weights: int) -> int:
-        """Return the number of documents to encode for scoring `weights` weights."""
-        documents = len(self.corpus)
-        if not self.is_sampled:
-            return weights * documents
-        return weights * max(self.most or 0, len(self._judged)) + 2 * min(documents, HITS_FROM)
+        """Return the largest number of documents to encode for base, tuned and `weights` weights between them."""
+        documents, hits = len(self.corpus), sum(2 * HITS * len(part.queries) for part in self.sets)
+        if self.most is None:
+            return (2 + weights) * documents
+        pool = max(len(self._judged), min(self.most, len(self._judged) + hits))
+        return 2 * len(self.searched) + weights * min(documents, pool)
 
-    def hits(self, model: SentenceTransformer, cache: str | None) -> dict[str, Ranking]:
-        """Search the corpus, or `HITS_FROM` documents of a larger one: name of a query set -> run."""
-        return search(model, self._searched_for_hits, self.sets, cache)
-
-    def scores(self, model: SentenceTransformer, pool: Mapping[str, str], cache: str | None) -> Scores:
-        """Return nDCG@10 of every judged query over a pool, whose documents are encoded once for all query sets."""
-        runs = search(model, pool, self.sets, cache)
+    def scores(self, runs: Mapping[str, Ranking], pool: Mapping[str, str]) -> Scores:
+        """Return nDCG@10 of every judged query in runs, without their documents outside the pool."""
+        within = {
+            name: {query: {d: score for d, score in hits.items() if d in pool} for query, hits in run.items()}
+            for name, run in runs.items()
+        }
         return {
-            part.name: evaluate_run(part.qrels, runs[part.name], [PRIMARY_METRIC])[PRIMARY_METRIC] for part in self.sets
+            part.name: evaluate_run(part.qrels, within[part.name], [PRIMARY_METRIC])[PRIMARY_METRIC]
+            for part in self.sets
         }
 
     def narrowed(self, part: WatchedQueries, runs: Iterable[Ranking]) -> Watched:
@@ -111,14 +119,6 @@ class Watched:
     @cached_property
     def _judged(self) -> dict[str, None]:
         return dict.fromkeys(name for queries in self.sets for grades in queries.qrels.values() for name in grades)
-
-    @property
-    def _searched_for_hits(self) -> Mapping[str, str]:
-        if len(self.corpus) <= HITS_FROM:
-            return self.corpus
-        together = {f"{part.name}/{query}": grades for part in self.sets for query, grades in part.qrels.items()}
-        size = max(HITS_FROM, len(self._judged))
-        return self._texts(cut_collection(self.name, together, self.corpus, len(together), size).documents)
 
     def _texts(self, ids: Iterable[str]) -> dict[str, str]:
         return {name: self.corpus[name] for name in ids}

@@ -19,6 +19,7 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
 from bixse.training.checks import check_space
 from bixse.training.distributed import world_size
+from bixse.training.merge import SEARCHED_WEIGHTS
 from bixse.training.recipe import make_parts, make_trainer, steps_of
 from bixse.training.train import open_training
 
@@ -95,8 +96,9 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         dev = () if evaluator is None else evaluator.dev
         texts = evaluations * sum(len(each.corpus) + len(part.queries) for each in dev for part in each.sets)
         if config.merge is not None:
-            weights = len({0.0, 1.0, *config.merge.weights})
-            texts += sum(corpus.encoded_for(weights) for corpus in inputs.watched)
+            weights = config.merge.weights
+            between = SEARCHED_WEIGHTS - 1 if weights is None else len({*weights} - {0.0, 1.0})
+            texts += sum(corpus.encoded_for(between) for corpus in inputs.watched)
         sample = pairs.texts("document", documents[:: -(-len(documents) // TEXTS_TIMED)])
         started = time.perf_counter()
         encode_texts(model, sample, "document")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,10 +18,11 @@ from bixse.encoders.processes import is_sharded
 from bixse.encoders.weights import Weights, has_lora, interpolate
 from bixse.evaluation.statistics import Floats, paired_difference, paired_differences
 from bixse.progress import Progress
+from bixse.report.table import Cell, Table, format_number
 from bixse.results import MergePoint, too_few
 from bixse.search.store import EmbeddingStore
 from bixse.training.config import TOLERANCE
-from bixse.training.dev_evaluation import Role, Scores, Watched, sets_of
+from bixse.training.dev_evaluation import Role, Scores, Watched, search, sets_of
 from bixse.training.distributed import is_main_process, raise_together, rank, world_size
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 AtWeight: TypeAlias = "Callable[[float], SentenceTransformer]"
 """Function that sets the encoder to a merge weight and returns it."""
 HALF = 0.5
-"""Merge weight if dev does not choose: neither training nor the base model is undone."""
+"""First weight of a search, and the weight if nothing decides: neither training nor the base model is undone."""
+SEARCHED_WEIGHTS = 4
+"""Maximum weights of a search, the tuned model among them; the base model is scored too."""
 HEAD_ENTRIES = 60_000
 """Minimum entries of the training batches to which scale and bias of a merged encoder are fitted."""
 
@@ -56,8 +59,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class MergeResult:
-    """The merge weight, and the figures behind its choice."""
+class MergeResult(Table):
+    """The merge weight, and the figures behind its choice; prints nDCG@10 at each scored weight."""
 
     weight: float
     """w of (1 - w) base + w tuned."""
@@ -72,30 +75,53 @@ class MergeResult:
     given: tuple[float, ...] = ()
     """The weight of each model, if all were given; `weight` is 1 then."""
     undecided: str = ""
-    """Why dev has not chosen the weight; "" if it has, or if the weight was given."""
+    """Why the weight was not chosen; "" if it was, or if it was given."""
+    unresolved: dict[str, str] = field(default_factory=dict)
+    """Guard collection that cannot tell the tolerance, and limits no weight -> the reason."""
 
     @property
     def keeps_guard(self) -> bool:
-        """Return True if every guard collection is within the tolerance of the base model, or there is none."""
-        merged = [change for change in self.changes if change.role == "guard" and change.model == "merged"]
-        return all(change.mean >= -self.tolerance for change in merged)
+        """Return True if every guard collection that decides is within the tolerance of the base model."""
+        merged = [change for change in self.changes if change.model == "merged"]
+        return all(change.mean >= -self.tolerance for change in merged if change.collection in self._guards())
+
+    def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+        if not self.points:
+            return ["weight", "chosen"], [[self.given[-1] if self.given else self.weight, "*"]]
+        names = list(self.points[0].scores)
+        rows = [
+            [
+                point.weight,
+                *(point.scores[name] for name in names),
+                f"{format_number(point.below_best)} ± {format_number(point.error)}" if point.error > 0 else "",
+                "*" if point.weight == self.weight else "",
+            ]
+            for point in self.points
+        ]
+        return ["weight", *names, "below the best on dev", "chosen"], rows
 
     def dev(self, weight: float) -> float | None:
         """Return the mean nDCG@10 over the dev collections at a scored weight, or None."""
         return next((self._dev(point) for point in self.points if point.weight == weight), None)
 
     def warnings(self) -> list[str]:
-        """Warn of a guard collection that no weight keeps, and of a weight that dev has not chosen."""
-        if self.undecided and self.keeps_guard:
-            return [f"merge: {self._undecided_line()}; give dev more queries, or queries that the base model fails"]
-        if self.keeps_guard:
-            return []
-        chosen = next((self._worst_guard(point) for point in self.points if point.weight == self.weight), "")
-        return [
-            f"merge: no weight keeps every guard collection within {self.tolerance:g} of the base model; "
-            f"{self.weight:g}, which loses least{f' ({chosen})' if chosen else ''}, is taken: train more gently or "
-            "raise guard_tolerance"
+        """Warn of guard collections that decide nothing or that no weight keeps, and of a weight that none chose."""
+        warned = [
+            f"merge: guard {name} decides nothing ({why}); give it more queries, or leave it out"
+            for name, why in self.unresolved.items()
         ]
+        if not self.keeps_guard:
+            chosen = next((self._worst_guard(point) for point in self.points if point.weight == self.weight), "")
+            warned.append(
+                f"merge: no weight keeps every guard collection within {self.tolerance:g} of the base model; "
+                f"{self.weight:g}, which loses least{f' ({chosen})' if chosen else ''}, is taken: train more gently or "
+                "raise guard_tolerance"
+            )
+        elif self.undecided:
+            warned.append(
+                f"merge: {self._undecided_line()}; give dev more queries, or queries that the base model fails"
+            )
+        return warned
 
     def lines(self) -> list[str]:
         """Return the choice in words, one fact per line."""
@@ -119,20 +145,12 @@ class MergeResult:
         return lines
 
     def reason(self) -> list[str]:
-        """Return lines with each weight's score on dev and the reason for the chosen weight."""
-        if self.candidates < 2:
+        """Return the facts that decided: the best on dev, the standard error, the limit of the guard."""
+        if self.candidates < 2 or not self.keeps_guard:
             return []
-        curve = ", ".join(
-            f"{point.weight:g}: {self._dev(point):.4f}"
-            + (f" ({-point.below_best:+.4f}, {point.error:.4f})" if point.error > 0 else "")
-            for point in self.points
-        )
-        guarded = " that keeps guard" * bool(self._of("guard"))
-        lines = [f"dev by weight (difference from the best weight{guarded}, its standard error): {curve}"]
-        if not self.keeps_guard:
-            return lines
+        lines = []
         chosen = next(point for point in self.points if point.weight == self.weight)
-        # a higher point that the guard left out, which the curve shows
+        # a higher point that the guard left out
         out = [point for point in self.points if point.weight > 0 and not self._keeps(point)]
         better = max(out, key=self._dev, default=None)
         if better is not None and self._dev(better) > self._dev(chosen):
@@ -140,18 +158,27 @@ class MergeResult:
                 f"guard leaves out {', '.join(f'{point.weight:g}' for point in out)}: {better.weight:g}, with "
                 f"{self._dev(better):.4f} on dev, loses {self._worst_guard(better)}, more than {self.tolerance:g}"
             )
-        best = f"is the best candidate on dev{guarded}, and no smaller one lies within one standard error of it"
-        near = "is the smallest candidate within one standard error of the best: it changes the base model least"
-        by_dev = f"{self.weight:g} {near if chosen.below_best > 0 else best}"
-        return [*lines, self._undecided_line() if self.undecided else by_dev]
+        if self.undecided:
+            return [*lines, self._undecided_line()]
+        guarded = " that keeps guard" * bool(self._guards())
+        best = max((p for p in self.points if p.weight > 0 and self._keeps(p)), key=self._dev)
+        if chosen.below_best > 0:
+            why = (
+                f"{self.weight:g} is the smallest candidate within one standard error ({chosen.error:.4f}) of the best "
+                f"on dev{guarded}, {best.weight:g} ({self._dev(best):.4f}): it changes the base model least"
+            )
+        else:
+            why = f"{self.weight:g} is the best candidate on dev{guarded} ({self._dev(best):.4f})"
+            why += ", and no smaller one lies within one standard error of it"
+        return [*lines, why]
 
     def _undecided_line(self) -> str:
-        guarded = " that keeps the guard" * bool(self._of("guard"))
+        guarded = " that keeps the guard" * bool(self._guards())
         which = (
             f"the highest below {HALF:g}" if guarded and self.weight < HALF else f"the candidate nearest to {HALF:g}"
         )
         why = f", {which}{guarded}" * (self.weight != HALF)
-        return f"dev has not chosen ({self.undecided}): {self.weight:g} is taken{why}"
+        return f"nothing decides ({self.undecided}): {self.weight:g} is taken{why}"
 
     def _dev(self, point: MergePoint) -> float:
         return _on_dev(point, self._of("dev"))
@@ -159,37 +186,44 @@ class MergeResult:
     def _of(self, role: Role) -> list[str]:
         return list(dict.fromkeys(change.collection for change in self.changes if change.role == role))
 
+    def _guards(self) -> list[str]:
+        return [name for name in self._of("guard") if name not in self.unresolved]
+
     def _keeps(self, point: MergePoint) -> bool:
-        return _largest_loss(point, self.points[0], self._of("guard"))[0] <= self.tolerance
+        return _largest_loss(point, self.points[0], self._guards())[0] <= self.tolerance
 
     def _worst_guard(self, point: MergePoint) -> str:
-        loss, name = _largest_loss(point, self.points[0], self._of("guard"))
+        loss, name = _largest_loss(point, self.points[0], self._guards())
         return f"{loss:.4f} on guard {name}"
 
     def card(self) -> str:
         """Return a section of the model card, in Markdown."""
-        return "## Weights merged with the base model\n\n" + "".join(f"- {line}\n" for line in self.lines())
+        lines = "".join(f"- {line}\n" for line in self.lines())
+        return f"## Weights merged with the base model\n\n{lines}" + f"\n{self.to_markdown()}\n" * bool(self.points)
 
 
 def set_best_weights(
     model: SentenceTransformer,
     base: Weights,
     tuned: Weights,
-    weights: Sequence[float],
+    weights: Sequence[float] | None,
     watched: Sequence[Watched],
     tolerance: float = TOLERANCE,
     progress: bool = False,
 ) -> MergeResult:
     """Set an encoder to the best weights between base and tuned.
 
-    Every weight, 0 and 1 among them, is scored on all dev and guard collections; several processes share the weights.
+    The base and the tuned model search every dev and guard collection; `weights` are scored on a pool of judged
+    documents and of their hits. None searches for a weight: 0.5, then the middle between the best weight so far and
+    the better of its neighbours, at most `SEARCHED_WEIGHTS`. Several processes share the searches.
+
     Candidates are the weights that leave no guard collection more than `tolerance` below the base model. The smallest
     candidate within one standard error of the best candidate's mean over the dev collections wins. A smaller weight
     changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section 3.4.3). The error is
-    that of the difference, paired over queries. Dev has not chosen if it has too few queries for a verdict, or if all
-    candidates and the base model lie within that error: the candidate nearest to 0.5 is taken, or the highest below it
-    that keeps guard. If no weight keeps guard, the weight whose worst guard collection loses least wins. Without a
-    collection the first weight wins.
+    that of the difference, paired over queries. Nothing decides if dev has too few queries for a verdict, if all
+    candidates and the base model lie within that error, or if no guard collection can tell the tolerance: the candidate
+    nearest to 0.5 is taken, or the highest below it that keeps guard. If no weight keeps guard, the weight whose worst
+    guard collection loses least wins. Without a collection the first weight wins.
 
     The store keeps the embeddings of the base, the chosen and the tuned encoder, where `evaluate` finds them.
     """
@@ -198,118 +232,190 @@ def set_best_weights(
         interpolate(model, base, tuned, weight)
         return model
 
-    sharded = is_sharded(model)
+    if not watched:
+        weight = weights[0] if weights else HALF
+        at(weight)
+        return MergeResult(weight, [], [], tolerance)
     # no saved model has the weights of sharded or adapted encoders
-    cache = "none" if sharded or has_lora(model) else None
-    # processes of a sharded encoder search with every weight together; other processes share the weights
-    mine = slice(None) if sharded else slice(rank(), None, world_size())
-    find = [0.0, 1.0][mine] if any(corpus.is_sampled for corpus in watched) else []
-    share = sorted({0.0, 1.0, *weights})[mine] if watched else []
-    bar = Progress("merge: search", len(find) + len(share)) if progress and is_main_process() else lambda done: None
-    pools = _pools(at, watched, find, bar, cache)
+    cache = "none" if is_sharded(model) or has_lora(model) else None
+    # processes of a sharded encoder search with every weight together
+    mine = slice(None) if is_sharded(model) else slice(rank(), None, world_size())
+    searches = _Searches(at, watched, cache, mine, progress and is_main_process())
+    ends = searches([0.0, 1.0], [corpus.searched for corpus in watched])
+    pools = [corpus.pool([ends[weight][number] for weight in (0.0, 1.0)]) for number, corpus in enumerate(watched)]
     roles = {queries.name: queries.role for _, queries in sets_of(watched)}
-    scores, stored = _score(at, watched, pools, share, bar, cache)
-    points, chosen, undecided = _choose(scores, roles, weights, tolerance)
+    scores, choice = _chosen(
+        _scores(watched, ends, pools),
+        lambda several: _scores(watched, searches(several, pools), pools),
+        roles,
+        weights,
+        tolerance,
+    )
     # the candidates of every run would fill the disk; an interrupted merge reads its own when it is continued
-    for weight in stored.keys() - {0.0, chosen, 1.0}:
-        stored[weight].unlink(missing_ok=True)
-    at(chosen)
+    for weight in searches.stored.keys() - {0.0, choice.weight, 1.0}:
+        searches.stored[weight].unlink(missing_ok=True)
+    at(choice.weight)
     return MergeResult(
-        weight=chosen,
-        points=points,
+        weight=choice.weight,
+        points=choice.points,
         changes=[
             _change(name, role, kind, scores[weight][name], scores[0.0][name])
             for name, role in roles.items()
-            for kind, weight in (("tuned", 1.0), ("merged", chosen))
+            for kind, weight in (("tuned", 1.0), ("merged", choice.weight))
         ],
         tolerance=tolerance,
-        candidates=len(set(weights)) if watched else 1,
+        candidates=len(set(weights or list(scores)[1:])),
         documents={
             queries.name: (len(pools[number]), len(corpus.corpus))
             for number, corpus in enumerate(watched)
             for queries in corpus.sets
         },
-        undecided=undecided,
+        undecided=choice.undecided,
+        unresolved=choice.unresolved,
     )
 
 
-def _pools(
-    at: AtWeight, watched: Sequence[Watched], share: Sequence[float], bar: Callable[[int], None], cache: str | None
-) -> list[Mapping[str, str]]:
-    """Return per collection the documents that every weight searches: document id -> text."""
-    runs: list[list[Any]] = [[] for _ in watched]
-    with raise_together():
-        for weight in share:
-            model = at(weight)
-            for corpus, hits in zip(watched, runs, strict=True):
-                if corpus.is_sampled:
-                    hits.append(corpus.hits(model, cache))
-            bar(1)
-    parts = gather_object([runs])
-    return [corpus.pool([run for part in parts for run in part[number]]) for number, corpus in enumerate(watched)]
+@dataclass
+class _Searches:
+    """The searches of every dev and guard collection with the encoder at some weights, shared by the processes."""
+
+    at: AtWeight
+    watched: Sequence[Watched]
+    cache: str | None
+    mine: slice
+    """The part of the searches that this process does."""
+    progress: bool
+    stored: dict[float, Path] = field(default_factory=dict)
+    """Weight -> file of the store, of the weights that this process has searched with."""
+
+    def __call__(self, weights: Sequence[float], texts: Sequence[Mapping[str, str]]) -> dict[float, dict[int, Any]]:
+        """Return weight -> number of the collection -> name of a query set -> run, over the `texts` of each."""
+        mine = [(weight, number) for weight in weights for number in range(len(self.watched))][self.mine]
+        names = ", ".join(f"{weight:g}" for weight in weights)
+        bar = Progress(f"merge: weight {names}", len(mine)) if self.progress and mine else lambda done: None
+        runs = {}
+        with raise_together():
+            for weight, number in mine:
+                model = self.at(weight)
+                path = EmbeddingStore(model, self.cache).path
+                if path is not None:
+                    self.stored[weight] = path
+                runs[weight, number] = search(model, texts[number], self.watched[number].sets, self.cache)
+                bar(1)
+        every = {task: run for part in gather_object([runs]) for task, run in part.items()}
+        return {weight: {n: run for (w, n), run in every.items() if w == weight} for weight in weights}
 
 
-def _score(
-    at: AtWeight,
-    watched: Sequence[Watched],
-    pools: Sequence[Mapping[str, str]],
-    share: Sequence[float],
-    bar: Callable[[int], None],
-    cache: str | None,
-) -> tuple[dict[float, Scores], dict[float, Path]]:
-    """Return weight -> scores, 0 and 1 included, and weight -> file of the store, of this process's weights."""
-    scores: dict[float, Scores] = {}
-    stored: dict[float, Path] = {}
-    with raise_together():
-        for weight in share:
-            model, scores[weight] = at(weight), {}
-            path = EmbeddingStore(model, cache).path
-            if path is not None:
-                stored[weight] = path
-            for corpus, pool in zip(watched, pools, strict=True):
-                scores[weight] |= corpus.scores(model, pool, cache)
-            bar(1)
-    every = {weight: values for part in gather_object([scores]) for weight, values in part.items()}
-    return dict(sorted(every.items())), stored
+def _scores(
+    watched: Sequence[Watched], runs: Mapping[float, Mapping[int, Any]], pools: Sequence[Mapping[str, str]]
+) -> dict[float, Scores]:
+    scores: dict[float, Scores] = {weight: {} for weight in runs}
+    for weight, of_collection in runs.items():
+        for number, corpus in enumerate(watched):
+            scores[weight] |= corpus.scores(of_collection[number], pools[number])
+    return scores
+
+
+def _chosen(
+    ends: Mapping[float, Scores],
+    score: Callable[[Sequence[float]], Mapping[float, Scores]],
+    roles: Mapping[str, Role],
+    weights: Sequence[float] | None,
+    tolerance: float,
+) -> tuple[Mapping[float, Scores], Choice]:
+    """Score weights, or those of a search if None, next to 0 and 1, and choose one."""
+    following = [HALF] if weights is None else [weight for weight in dict.fromkeys(weights) if weight not in ends]
+    scores = ends
+    while True:
+        scores = dict(sorted({**scores, **score(following)}.items()))
+        choice = _choose(scores, roles, weights or list(scores)[1:], tolerance)
+        following = choice.following if weights is None else []
+        if not following:
+            return scores, choice
+
+
+class Choice(NamedTuple):
+    """The choice among scored weights."""
+
+    points: list[MergePoint]
+    """Scored weights, compared with the best that keeps guard."""
+    weight: float
+    undecided: str
+    """See `MergeResult.undecided`."""
+    unresolved: dict[str, str]
+    following: list[float]
+    """The next weight of a search; empty at its end."""
 
 
 def _choose(
     scores: Mapping[float, Scores], roles: Mapping[str, Role], weights: Sequence[float], tolerance: float
-) -> tuple[list[MergePoint], float, str]:
-    """Return the scored weights, compared with the best that keeps guard, the weight, and why dev has not chosen it."""
-    if not scores:
-        return [], weights[0], ""
+) -> Choice:
+    """Choose one of `weights`, by the rules of `set_best_weights`; `scores` holds weight 0 too."""
     dev = [name for name, role in roles.items() if role == "dev"]
-    guards = [name for name, role in roles.items() if role == "guard"]
+    candidates = sorted(set(weights))
+    unresolved = {
+        name: why
+        for name, role in roles.items()
+        if role == "guard" and len(candidates) > 1 and (why := _unresolved(scores, name, candidates, tolerance))
+    }
+    guards = [name for name, role in roles.items() if role == "guard" and name not in unresolved]
 
     points = {
         weight: MergePoint(weight, {name: _mean(of_query) for name, of_query in values.items()})
         for weight, values in scores.items()
     }
-    candidates = sorted(set(weights))
-    losses = {weight: _largest_loss(points[weight], points[0.0], guards)[0] for weight in candidates}
+    losses = {weight: _largest_loss(point, points[0.0], guards)[0] for weight, point in points.items()}
     keeping = [weight for weight in candidates if losses[weight] <= tolerance]
     best = max(keeping or candidates, key=lambda weight: _on_dev(points[weight], dev))
     for weight, values in scores.items():
         differences = [paired_differences(scores[best][name], values[name]) for name in dev]
         below = float(np.mean([of_query.mean() for of_query in differences]))  # 0 for equal weights, figures round
         points[weight] = replace(points[weight], below_best=below, error=_standard_error(differences))
-    if not keeping:
-        return list(points.values()), min(candidates, key=losses.__getitem__), ""
     # the base model too: if it is worse than all of them, the smallest weight has the whole gain
     compared = [point for weight, point in points.items() if weight in (0.0, *keeping)]
-    # each dev collection counts the same in the mean, however many queries it has
-    undecided = next((f"{name}: {few}" for name in dev if (few := too_few(len(scores[0.0][name])))), "")
-    if not any(point.below_best for point in compared):
-        undecided = "all weights have the same nDCG@10"
-    elif not undecided and all(abs(point.below_best) <= point.error for point in compared):
-        undecided = "no weight differs from the best by more than its standard error"
+    following = _following(list(points.values()), compared, dev)
+    if not keeping:
+        return Choice(list(points.values()), min(candidates, key=losses.__getitem__), "", unresolved, following)
+    undecided = _undecided({name: len(scores[0.0][name]) for name in dev}, compared)
+    if unresolved and not guards:
+        undecided = undecided or "; ".join(f"guard {name}: {why}" for name, why in unresolved.items())
     if undecided and len(candidates) > 1:
         nearest = min(candidates, key=lambda weight: abs(weight - HALF))
         chosen = max((weight for weight in keeping if weight <= nearest), default=keeping[0])
+        following = [] if chosen == HALF else following
     else:
         undecided, chosen = "", next(w for w in keeping if points[w].below_best <= points[w].error)
-    return list(points.values()), chosen, undecided
+    return Choice(list(points.values()), chosen, undecided, unresolved, following)
+
+
+def _undecided(queries: Mapping[str, int], compared: Sequence[MergePoint]) -> str:
+    """Return why dev does not choose among weights, or "" if it does."""
+    if not any(point.below_best for point in compared):
+        return "all weights have the same nDCG@10"
+    # each dev collection counts the same in the mean, however many queries it has
+    few = next((f"{name}: {few}" for name, number in queries.items() if (few := too_few(number))), "")
+    if not few and all(abs(point.below_best) <= point.error for point in compared):
+        return "no weight differs from the best by more than its standard error"
+    return few
+
+
+def _unresolved(scores: Mapping[float, Scores], guard: str, candidates: Sequence[float], tolerance: float) -> str:
+    """Return why a guard collection cannot tell whether any of the weights keeps the tolerance, or ""."""
+    losses = [paired_differences(scores[0.0][guard], scores[weight][guard]) for weight in candidates]
+    errors = [_standard_error([of_query]) for of_query in losses]
+    few = too_few(len(losses[0]))
+    if not few and any(abs(of_query.mean() - tolerance) > e for of_query, e in zip(losses, errors, strict=True)):
+        return ""
+    return f"{few or f'{len(losses[0])} queries'}, standard error {max(errors):.3f} for a tolerance of {tolerance:g}"
+
+
+def _following(points: Sequence[MergePoint], keeping: Sequence[MergePoint], dev: Sequence[str]) -> list[float]:
+    """Return the middle between the best of the weights that keep guard and the better of its neighbours."""
+    if len(points) > SEARCHED_WEIGHTS:
+        return []
+    best = points.index(max(keeping, key=lambda point: _on_dev(point, dev)))
+    neighbour = max(points[max(best - 1, 0) : best + 2], key=lambda p: (p is not points[best], _on_dev(p, dev)))
+    return [(points[best].weight + neighbour.weight) / 2]
 
 
 def _on_dev(point: MergePoint, dev: Sequence[str]) -> float:

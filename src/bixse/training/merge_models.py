@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pydantic import TypeAdapter
 
 from bixse.data.graded_pairs import Pairs
@@ -21,8 +22,9 @@ from bixse.encoders.weights import mean_weights, trained_weights
 from bixse.errors import ModelError
 from bixse.files.files import alone_in, storage_errors, work_folders
 from bixse.rendering.table import Cell, Table
+from bixse.settings import paths_in
 from bixse.training.checks import check_not_trained_on
-from bixse.training.config import MODEL_FOLDER, MergeModelsConfig
+from bixse.training.config import MODEL_FOLDER, MergeModelsConfig, with_settings_of_run
 from bixse.training.dev_evaluation import queries_of, warnings_of
 from bixse.training.given import Given, given_collections, load_watched, read_pairs, split_hashes, splits_of
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
@@ -71,19 +73,16 @@ class Merged(Table):
         """The nDCG@10 as a frame: one row per scored weight, one column per collection."""
         import pandas
 
-        headers, rows = self.cells()
-        return pandas.DataFrame(rows, columns=headers).set_index("weight").drop(columns="chosen")
+        scores = {point.weight: point.scores for point in self.result.points} or {self.weight: {}}
+        return pandas.DataFrame.from_dict(scores, orient="index").rename_axis("weight")
 
     def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
-        points = {point.weight: point.scores for point in self.result.points} or {self.weight: {}}
-        names = list(points[self.weight])
-        rows = [[at, *scores.values(), "*" if at == self.weight else ""] for at, scores in points.items()]
-        return ["weight", *names, "chosen"], rows
+        return self.result.cells()
 
 
 def merge(
     base: str | Path | SentenceTransformer,
-    tuned: Any,
+    tuned: Any = None,
     *,
     dev: Any = None,
     guard: Any = None,
@@ -95,8 +94,9 @@ def merge(
     """Merge the weights of a base model and of models that were tuned from it.
 
     Args:
-        base: a name, a folder, or a `SentenceTransformer`, which stays as it is.
-        tuned: a tuned model in the same forms, or a list of several, whose mean counts.
+        base: a name, a folder, or a `SentenceTransformer`, which stays as it is; or the folder of a run of `train`,
+            whose base and tuned model are merged again. Its dev, guard and pairs are the defaults.
+        tuned: a tuned model in the same forms, or a list of several, whose mean counts; None for a run.
         dev: a collection that chooses the weight, in the forms of `train`; or give `weights`, one per model.
         guard: a collection that must not get worse.
         pairs: graded pairs for scale and bias of the merged model, in the forms of `train`. None gives no relevance
@@ -113,7 +113,11 @@ def merge(
         >>> merged.weight, merged.model.rank("copy", ["shutil.copy", "os.remove"])[0]["corpus_id"]
         (0.5, 0)
     """
-    models = [model_source(each) for each in (base, *(tuned if isinstance(tuned, list | tuple) else [tuned]))]
+    several = tuned if isinstance(tuned, list | tuple) else [] if tuned is None else [tuned]
+    objects = {name: value for name, value in (("dev", dev), ("guard", guard), ("pairs", pairs)) if value is not None}
+    settings = with_settings_of_run({**settings, **objects, "models": [base, *several]})
+    dev, guard, pairs = (settings.pop(name, None) for name in ("dev", "guard", "pairs"))
+    models = [model_source(each) for each in settings.pop("models")]
     read = () if pairs is None else paths_or_pairs(pairs)
     collections, named = given_collections(dev, guard, settings)
     config = MergeModelsConfig.of_options(
@@ -138,8 +142,7 @@ def merge_into(
     `given` replaces the paths of the configuration.
     """
     names, folder = config.models, Path(out)
-    files = () if config.pairs is None else (config.pairs,)
-    models, source, splits = given or Given(names, files, splits_of(config))
+    models, source, splits = given or Given(names, paths_in(config.pairs), splits_of(config))
     watched = load_watched(splits, config.documents)
     graded, _, inputs = read_pairs(source) if len(source) else (None, "", {})
     warnings = warnings_of(watched)
@@ -167,6 +170,8 @@ def merge_into(
         states.append(trained_weights(other))
         heads.append(other.heads)
         del other
+    if config.tuned_share < 1:  # w of the training's merge: base + (merged - base) / w
+        states[1] = {n: torch.lerp(states[0][n], part, 1 / config.tuned_share) for n, part in states[1].items()}
     with alone_in(folder), storage_errors(folder):
         record.save("running")
         if config.weights is not None:

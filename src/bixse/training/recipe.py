@@ -332,7 +332,7 @@ def _check_trackers(names: Sequence[str]) -> None:
 @raise_together()
 def _weights_to_merge_with(config: TrainConfig, inputs: Inputs, trainer: GradedTrainer) -> Weights | None:
     """Return the weights before training if w can be chosen on dev or is given, else None."""
-    if config.merge is None or (not inputs.watched and len(config.merge.weights) > 1):
+    if config.merge is None or (not inputs.watched and config.merge.weights is None):
         return None
     return trained_weights(trainer.loss.model)
 

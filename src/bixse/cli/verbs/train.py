@@ -31,10 +31,13 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
     if result.best_step in figures and 0 in figures:
         before, best = figures[0], figures[result.best_step]
         metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}
-        lines.append(f"dev nDCG@10: {before:.4f} before, {best:.4f} at step {result.best_step}")
+        if result.merge is None or not result.merge.points:
+            lines.append(f"dev nDCG@10: {before:.4f} before, {best:.4f} at step {result.best_step}")
+        else:  # the merge has the figure before training over harder documents
+            lines.append(f"best checkpoint on dev: step {result.best_step}")
     if result.merge is not None:
         metrics["merge"] = asdict(result.merge)
-        lines += result.merge.lines()
+        lines += [*result.merge.lines(), *[str(result.merge)] * bool(result.merge.points)]
     elif config.merge is not None:
         lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
     model = shlex.quote(str(result.model_path))
@@ -100,6 +103,7 @@ def run_merge(config: MergeModelsConfig, options: ComputingOptions) -> CommandRe
 
     merged = merge_into(config, options.folder, progress=True)
     lines = [f"{'already merged' if merged.reused else 'merged'}: {merged.model_path}", *merged.result.lines()]
+    lines += [str(merged.result)] * bool(merged.result.points)
     artifacts = {"model": str(merged.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), asdict(merged.result), artifacts, merged.warnings)
 

@@ -127,7 +127,8 @@ class TrainRun:
         if not merged or not merged["points"]:
             return None
         guards = sorted({change["collection"] for change in merged["changes"] if change["role"] == "guard"})
-        return MergeCurve(system=self.name, weight=merged["weight"], points=merged["points"], guards=guards)
+        drawn = {name: merged.get(name) for name in ("weight", "points", "tolerance")}
+        return MergeCurve(system=self.name, guards=guards, **drawn)
 
     def plots(self) -> dict[str, Plot]:
         """Title -> plot, drawn once per state of the files; call it in one thread at a time, as matplotlib requires."""
