@@ -457,9 +457,8 @@ def _(result: Merged | MergeResult, name: str) -> Fields:
 def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
     """Return a merge's scores as a curve of the report."""
     guards = sorted({change.collection for change in merged.changes if change.role == "guard"})
-    reason = ". ".join(merged.reason())
     drawn: Any = {"weight": merged.weight, "points": merged.points, "tolerance": merged.tolerance}
-    return MergeCurve(system=system, reason=reason, guards=guards, **drawn)
+    return MergeCurve(system=system, reason=". ".join(merged.reason()), guards=guards, **drawn)
 
 
 @_fields.register(Calibration)

@@ -46,6 +46,23 @@ def test_setting_that_left_at_its_default_is_of_the_same_run(tmp_path, monkeypat
     assert "teacher.model (was 'm', which bixse 1.0.0rc1 alone has)" in caught.value.got
 
 
+@pytest.mark.parametrize(("name", "settings"), [("merge.weights", "merge"), ("candidates", None)])
+def test_the_default_that_an_earlier_version_recorded_is_of_the_same_run_as_null(tmp_path, name, settings):
+    def config(value):
+        last = name.rpartition(".")[2]
+        return {**CONFIG, **({settings: {last: value}} if settings else {last: value})}
+
+    ten = [step / 10 for step in range(1, 11)]
+    finish(tmp_path / "earlier", config(ten))
+    assert open_run(tmp_path / "earlier", "train", config(None), INPUTS).status == "finished"
+    finish(tmp_path / "now", config(None))
+    finish(tmp_path / "two", config(ten[:2]))
+    for folder, value in (("now", ten), ("two", None), ("two", ten)):
+        with pytest.raises(OutputExistsError) as caught:
+            open_run(tmp_path / folder, "train", config(value), INPUTS)
+        assert name in caught.value.got
+
+
 def test_finished_run_with_the_same_settings_is_reused(tmp_path):
     finish(tmp_path, ndcg=0.5)
     record = open_run(tmp_path, "train", dict(reversed(CONFIG.items())), INPUTS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,10 +28,13 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
+    from bixse.relevance import Ranking
     from bixse.training.loop.trainer import GradedTrainer
 
 AtWeight: TypeAlias = "Callable[[float], SentenceTransformer]"
 """Function that sets the encoder to a merge weight and returns it."""
+Runs: TypeAlias = "Mapping[tuple[float, int], Mapping[str, Ranking]]"
+"""Merge weight and number of a collection -> name of a query set -> run."""
 HALF = 0.5
 """First weight of a search, and the weight if nothing decides: neither training nor the base model is undone."""
 SEARCHED_WEIGHTS = 4
@@ -118,9 +120,8 @@ class MergeResult(Table):
                 "raise guard_tolerance"
             )
         elif self.undecided:
-            warned.append(
-                f"merge: {self._undecided_line()}; give dev more queries, or queries that the base model fails"
-            )
+            more = "; give dev more queries, or queries that the base model fails" * (not self.unresolved)
+            warned.append(f"merge: {self._undecided_line()}{more}")
         return warned
 
     def lines(self) -> list[str]:
@@ -220,10 +221,10 @@ def set_best_weights(
     Candidates are the weights that leave no guard collection more than `tolerance` below the base model. The smallest
     candidate within one standard error of the best candidate's mean over the dev collections wins. A smaller weight
     changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section 3.4.3). The error is
-    that of the difference, paired over queries. Nothing decides if dev has too few queries for a verdict, if all
-    candidates and the base model lie within that error, or if no guard collection can tell the tolerance: the candidate
-    nearest to 0.5 is taken, or the highest below it that keeps guard. If no weight keeps guard, the weight whose worst
-    guard collection loses least wins. Without a collection the first weight wins.
+    that of the difference, paired over queries. Nothing decides if dev has too few queries for a verdict, or if all
+    candidates and the base model lie within that error. Neither does a guard that cannot tell the tolerance. Then the
+    candidate nearest to 0.5 is taken, or the highest below it that keeps guard. If no weight keeps guard, the weight
+    whose worst guard collection loses least wins. Without a collection the first weight wins.
 
     The store keeps the embeddings of the base, the chosen and the tuned encoder, where `evaluate` finds them.
     """
@@ -242,7 +243,7 @@ def set_best_weights(
     mine = slice(None) if is_sharded(model) else slice(rank(), None, world_size())
     searches = _Searches(at, watched, cache, mine, progress and is_main_process())
     ends = searches([0.0, 1.0], [corpus.searched for corpus in watched])
-    pools = [corpus.pool([ends[weight][number] for weight in (0.0, 1.0)]) for number, corpus in enumerate(watched)]
+    pools = [corpus.pool([ends[0.0, number], ends[1.0, number]]) for number, corpus in enumerate(watched)]
     roles = {queries.name: queries.role for _, queries in sets_of(watched)}
     scores, choice = _chosen(
         _scores(watched, ends, pools),
@@ -252,8 +253,9 @@ def set_best_weights(
         tolerance,
     )
     # the candidates of every run would fill the disk; an interrupted merge reads its own when it is continued
-    for weight in searches.stored.keys() - {0.0, choice.weight, 1.0}:
-        searches.stored[weight].unlink(missing_ok=True)
+    for weight in scores.keys() - {0.0, choice.weight, 1.0}:
+        if (path := EmbeddingStore(at(weight), cache).path) is not None:
+            path.unlink(missing_ok=True)
     at(choice.weight)
     return MergeResult(
         weight=choice.weight,
@@ -285,34 +287,24 @@ class _Searches:
     mine: slice
     """The part of the searches that this process does."""
     progress: bool
-    stored: dict[float, Path] = field(default_factory=dict)
-    """Weight -> file of the store, of the weights that this process has searched with."""
 
-    def __call__(self, weights: Sequence[float], texts: Sequence[Mapping[str, str]]) -> dict[float, dict[int, Any]]:
-        """Return weight -> number of the collection -> name of a query set -> run, over the `texts` of each."""
+    def __call__(self, weights: Sequence[float], texts: Sequence[Mapping[str, str]]) -> Runs:
+        """Search the `texts` of each collection with each weight."""
         mine = [(weight, number) for weight in weights for number in range(len(self.watched))][self.mine]
         names = ", ".join(f"{weight:g}" for weight in weights)
         bar = Progress(f"merge: weight {names}", len(mine)) if self.progress and mine else lambda done: None
         runs = {}
         with raise_together():
             for weight, number in mine:
-                model = self.at(weight)
-                path = EmbeddingStore(model, self.cache).path
-                if path is not None:
-                    self.stored[weight] = path
-                runs[weight, number] = search(model, texts[number], self.watched[number].sets, self.cache)
+                runs[weight, number] = search(self.at(weight), texts[number], self.watched[number].sets, self.cache)
                 bar(1)
-        every = {task: run for part in gather_object([runs]) for task, run in part.items()}
-        return {weight: {n: run for (w, n), run in every.items() if w == weight} for weight in weights}
+        return {task: run for part in gather_object([runs]) for task, run in part.items()}
 
 
-def _scores(
-    watched: Sequence[Watched], runs: Mapping[float, Mapping[int, Any]], pools: Sequence[Mapping[str, str]]
-) -> dict[float, Scores]:
-    scores: dict[float, Scores] = {weight: {} for weight in runs}
-    for weight, of_collection in runs.items():
-        for number, corpus in enumerate(watched):
-            scores[weight] |= corpus.scores(of_collection[number], pools[number])
+def _scores(watched: Sequence[Watched], runs: Runs, pools: Sequence[Mapping[str, str]]) -> dict[float, Scores]:
+    scores: dict[float, Scores] = {}
+    for weight, number in sorted(runs):  # the processes give them in another order
+        scores.setdefault(weight, {}).update(watched[number].scores(runs[weight, number], pools[number]))
     return scores
 
 
@@ -322,7 +314,7 @@ def _chosen(
     roles: Mapping[str, Role],
     weights: Sequence[float] | None,
     tolerance: float,
-) -> tuple[Mapping[float, Scores], Choice]:
+) -> tuple[Mapping[float, Scores], _Choice]:
     """Score weights, or those of a search if None, next to 0 and 1, and choose one."""
     following = [HALF] if weights is None else [weight for weight in dict.fromkeys(weights) if weight not in ends]
     scores = ends
@@ -334,7 +326,7 @@ def _chosen(
             return scores, choice
 
 
-class Choice(NamedTuple):
+class _Choice(NamedTuple):
     """The choice among scored weights."""
 
     points: list[MergePoint]
@@ -349,7 +341,7 @@ class Choice(NamedTuple):
 
 def _choose(
     scores: Mapping[float, Scores], roles: Mapping[str, Role], weights: Sequence[float], tolerance: float
-) -> Choice:
+) -> _Choice:
     """Choose one of `weights`, by the rules of `set_best_weights`; `scores` holds weight 0 too."""
     dev = [name for name, role in roles.items() if role == "dev"]
     candidates = sorted(set(weights))
@@ -375,7 +367,7 @@ def _choose(
     compared = [point for weight, point in points.items() if weight in (0.0, *keeping)]
     following = _following(list(points.values()), compared, dev)
     if not keeping:
-        return Choice(list(points.values()), min(candidates, key=losses.__getitem__), "", unresolved, following)
+        return _Choice(list(points.values()), min(candidates, key=losses.__getitem__), "", unresolved, following)
     undecided = _undecided({name: len(scores[0.0][name]) for name in dev}, compared)
     if unresolved and not guards:
         undecided = undecided or "; ".join(f"guard {name}: {why}" for name, why in unresolved.items())
@@ -385,7 +377,7 @@ def _choose(
         following = [] if chosen == HALF else following
     else:
         undecided, chosen = "", next(w for w in keeping if points[w].below_best <= points[w].error)
-    return Choice(list(points.values()), chosen, undecided, unresolved, following)
+    return _Choice(list(points.values()), chosen, undecided, unresolved, following)
 
 
 def _undecided(queries: Mapping[str, int], compared: Sequence[MergePoint]) -> str:
