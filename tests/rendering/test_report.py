@@ -465,3 +465,12 @@ def test_gains_and_losses_are_counted():
 def test_importing_pages_does_not_import_matplotlib():
     code = "import sys, bixse.rendering.page; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("guards", "tolerance", "drawn"), [(["b"], 0.01, True), ([], 0.01, False), (["b"], None, False)]
+)
+def test_the_tolerance_of_the_guard_is_drawn_where_one_limits_the_weight(guards, tolerance, drawn):
+    points = [MergePoint(weight=w, scores={"a": w / 9, "b": 0.5 - w / 9}) for w in (0.0, 0.5, 1.0)]
+    plot = merge_plot(MergeCurve(system="s", weight=0.5, points=points, guards=guards, tolerance=tolerance))
+    assert any("guard tolerance 0.01" in text for text in texts_of(plot)) == drawn

@@ -563,9 +563,13 @@ class TestOfARun:
         assert build_encoder(tmp_path / "again" / "model").head is not None, "fitted to the pairs of the run"
 
     def test_other_settings_than_those_of_the_run_win(self, run, tmp_path, actions):
-        config = MergeModelsConfig.load(None, {"models": [str(run("run"))], "dev": [str(actions)], "documents": 7})
+        folder = run("run", guard_tolerance=0.3, trust_remote_code=True)
+        config = MergeModelsConfig.load(None, {"models": [str(folder)], "dev": [str(actions)], "documents": 7})
         assert (config.dev, config.dev_split, config.documents) == ((actions,), "dev", 7)
         assert config.guard_split == "guard" and len(config.guard) == 1
+        assert not config.trust_remote_code, "a folder does not decide that code is run"
+        other = MergeModelsConfig.load(None, {"models": [str(folder)], "guard": [str(actions)]})
+        assert (other.guard, other.guard_split, other.guard_tolerance) == ((actions,), "test", 0.3)
         shares = MergeModelsConfig.load(None, {"models": [str(tmp_path / "run")], "weights": [0.3, 0.7]})
         assert (shares.dev, shares.guard, shares.weights) == ((), (), (0.3, 0.7))
 

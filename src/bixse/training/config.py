@@ -360,13 +360,14 @@ def with_settings_of_run(values: Mapping[str, Any]) -> dict[str, Any]:
             f"{folder}: got {got}; expected a run of `bixse train` with its base model and a tuned model; fix: name "
             "both models, or train with `merge: {keep_tuned: true}`"
         )
-    shared = ("pairs", "dev", "dev_split", "guard", "guard_split", "guard_tolerance", "max_length", "trust_remote_code")
+    # not trust_remote_code: a folder must not decide that code is run
+    shared = ("pairs", "dev", "dev_split", "guard", "guard_split", "guard_tolerance", "max_length")
     in_memory = Path(IN_MEMORY)
     of_run = {n: config[n] for n in shared if config.get(n) is not None and in_memory not in paths_in(config[n])}
     of_run |= {"documents": config["merge"]["documents"]} if config.get("merge") else {}
     for name in ("dev", "guard"):
         if values.get(name) is not None or values.get("weights") is not None:
-            of_run = {key: value for key, value in of_run.items() if not key.startswith(name)}
+            of_run = {key: value for key, value in of_run.items() if key not in (name, f"{name}_split")}
     share = merged["weight"] if tuned.name == MODEL_FOLDER else 1.0
     return {**of_run, **values, "models": [base, str(tuned)], "tuned_share": share}
 

@@ -163,22 +163,16 @@ class MergeResult(Table):
             return [*lines, self._undecided_line()]
         guarded = " that keeps guard" * bool(self._guards())
         best = max((p for p in self.points if p.weight > 0 and self._keeps(p)), key=self._dev)
+        lines.append(f"best on dev{guarded}: {best.weight:g} ({self._dev(best):.4f})")
         if chosen.below_best > 0:
-            why = (
-                f"{self.weight:g} is the smallest candidate within one standard error ({chosen.error:.4f}) of the best "
-                f"on dev{guarded}, {best.weight:g} ({self._dev(best):.4f}): it changes the base model least"
-            )
-        else:
-            why = f"{self.weight:g} is the best candidate on dev{guarded} ({self._dev(best):.4f})"
-            why += ", and no smaller one lies within one standard error of it"
-        return [*lines, why]
+            error = f"within one standard error ({chosen.error:.4f}) of it, and changes the base model least"
+            return [*lines, f"{self.weight:g} is the smallest candidate {error}"]
+        return [*lines, "no smaller candidate lies within one standard error of it"]
 
     def _undecided_line(self) -> str:
         guarded = " that keeps the guard" * bool(self._guards())
-        which = (
-            f"the highest below {HALF:g}" if guarded and self.weight < HALF else f"the candidate nearest to {HALF:g}"
-        )
-        why = f", {which}{guarded}" * (self.weight != HALF)
+        which = "highest below" if guarded and self.weight < HALF else "candidate nearest to"
+        why = f", the {which} {HALF:g}{guarded}" * (self.weight != HALF)
         return f"nothing decides ({self.undecided}): {self.weight:g} is taken{why}"
 
     def _dev(self, point: MergePoint) -> float:
