@@ -213,12 +213,10 @@ def set_best_weights(
     the better of its neighbours, at most `SEARCHED_WEIGHTS`. Several processes share the searches.
 
     Candidates are the weights that leave no guard collection more than `tolerance` below the base model. The smallest
-    candidate within one standard error of the best candidate's mean over the dev collections wins. A smaller weight
-    changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section 3.4.3). The error is
-    that of the difference, paired over queries. Nothing decides if dev has too few queries for a verdict, or if all
-    candidates and the base model lie within that error. Neither does a guard that cannot tell the tolerance. Then the
-    candidate nearest to 0.5 is taken, or the highest below it that keeps guard. If no weight keeps guard, the weight
-    whose worst guard collection loses least wins. Without a collection the first weight wins.
+    candidate within one standard error of the best one on dev wins (Breiman et al. 1984, section 3.4.3), as it changes
+    the base model least. If dev or guard cannot tell, the candidate nearest to 0.5 wins, or the highest below it that
+    keeps guard. If no weight keeps guard, the one whose worst guard collection loses least wins. Without a collection
+    the first weight wins.
 
     The store keeps the embeddings of the base, the chosen and the tuned encoder, where `evaluate` finds them.
     """
