@@ -54,7 +54,7 @@ IR_DATASETS = "irds:"
 """Start of the name of a collection of ir_datasets, as PyTerrier writes it: irds:vaswani."""
 
 
-class Given(NamedTuple):
+class GivenParts(NamedTuple):
     """The parts of a collection, by id."""
 
     documents: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Given(NamedTuple):
     """Guessed columns and files that were left out."""
 
 
-def read_given(documents: Any, queries: Any, labels: Any, columns: Mapping[str, str]) -> Given:
+def read_given(documents: Any, queries: Any, labels: Any, columns: Mapping[str, str]) -> GivenParts:
     """Read the parts of a collection in any form; dictionaries by id stay as they are.
 
     Raise InputError for a form, column or file that cannot be used, and InvalidFileError for all wrong rows of a file.
@@ -81,7 +81,7 @@ def read_given(documents: Any, queries: Any, labels: Any, columns: Mapping[str, 
         queries = dict(zip(rows["id"], rows["text"], strict=True))
     if not (labels is None or isinstance(labels, Mapping)):
         labels = _read_labels(labels, columns, notes)
-    return Given(documents, queries, labels, notes)
+    return GivenParts(documents, queries, labels, notes)
 
 
 def check_columns(columns: Mapping[str, str]) -> None:

@@ -44,7 +44,7 @@ from bixse.results import too_few
 from bixse.settings import map_paths, paths_in
 from bixse.training.config import MODEL_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures
-from bixse.training.given import split_hashes, splits_of
+from bixse.training.sources import split_hashes, splits_of
 
 if TYPE_CHECKING:
     from bixse.lab.lab_config import SweepConfig

@@ -17,7 +17,7 @@ from bixse.encoders.processes import is_sharded
 from bixse.encoders.weights import Weights, has_lora, interpolate
 from bixse.evaluation.statistics import Floats, paired_difference, paired_differences
 from bixse.progress import Progress
-from bixse.report.table import Cell, Table, format_number
+from bixse.rendering.table import Cell, Table, format_number
 from bixse.results import MergePoint, too_few
 from bixse.search.store import EmbeddingStore
 from bixse.training.config import TOLERANCE

@@ -26,9 +26,9 @@ from bixse.settings import paths_in
 from bixse.training.checks import check_not_trained_on
 from bixse.training.config import MODEL_FOLDER, MergeModelsConfig, with_settings_of_run
 from bixse.training.dev_evaluation import queries_of, warnings_of
-from bixse.training.given import Given, given_collections, load_watched, read_pairs, split_hashes, splits_of
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge import MergeResult, refitted_head, set_best_weights
+from bixse.training.sources import Sources, given_collections, load_watched, read_pairs, split_hashes, splits_of
 
 if TYPE_CHECKING:
     import pandas
@@ -126,7 +126,7 @@ def merge(
         pairs=IN_MEMORY if isinstance(read, Pairs) else read or None,
         **named,
     )
-    given = Given(models, read, splits_of(config, collections))
+    given = Sources(models, read, splits_of(config, collections))
     with work_folders(out, "merge") as (_, run):
         merged = merge_into(config, run, verbose, given)
         for line in merged.warnings:
@@ -135,14 +135,14 @@ def merge(
 
 
 def merge_into(
-    config: MergeModelsConfig, out: str | Path, progress: bool = False, given: Given | None = None
+    config: MergeModelsConfig, out: str | Path, progress: bool = False, given: Sources | None = None
 ) -> MergedModel:
     """Average the weights of models of one architecture and save the result to `out/model`.
 
     `given` replaces the paths of the configuration.
     """
     names, folder = config.models, Path(out)
-    models, source, splits = given or Given(names, paths_in(config.pairs), splits_of(config))
+    models, source, splits = given or Sources(names, paths_in(config.pairs), splits_of(config))
     watched = load_watched(splits, config.documents)
     graded, _, inputs = read_pairs(source) if len(source) else (None, "", {})
     warnings = warnings_of(watched)

@@ -20,9 +20,9 @@ from bixse.rendering.table import Cell, Table
 from bixse.training.config import CHECKPOINT_FOLDER, MODEL_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.distributed import RunGuard, check_agreement, raise_together
-from bixse.training.given import Given, given_collections, load_watched, read_pairs, split_hashes, splits_of
 from bixse.training.loop.checkpoints import checkpoint_to_resume
 from bixse.training.recipe import Inputs, TrainResult, run_training
+from bixse.training.sources import Sources, given_collections, load_watched, read_pairs, split_hashes, splits_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -107,7 +107,7 @@ def train(
         pairs=read if isinstance(read, list) else IN_MEMORY,
         **named,
     )
-    given = Given([source], read, splits_of(config, collections))
+    given = Sources([source], read, splits_of(config, collections))
     with work_folders(out, "train") as (_, run):
         if out is None:
             log.warning("train: checkpoints are in %s until the end, and nothing can be resumed; out= keeps them", run)
@@ -127,7 +127,7 @@ def train(
 
 
 def train_into(
-    config: TrainConfig, out: Path, progress: bool = True, title: str = "train", given: Given | None = None
+    config: TrainConfig, out: Path, progress: bool = True, title: str = "train", given: Sources | None = None
 ) -> TrainResult:
     """Train an encoder on graded pairs and save it to `out/model` with `out/run.json`.
 
@@ -153,9 +153,9 @@ def train_into(
 
 
 @raise_together()
-def open_training(config: TrainConfig, out: Path, given: Given | None = None) -> Inputs:
+def open_training(config: TrainConfig, out: Path, given: Sources | None = None) -> Inputs:
     """Read what a run works on, and the record of the run with their hashes; nothing is written."""
-    (model,), source, splits = given or Given([config.model], config.pair_files, splits_of(config))
+    (model,), source, splits = given or Sources([config.model], config.pair_files, splits_of(config))
     pairs, where, hashes = read_pairs(source)
     hashes |= split_hashes(splits) | model_hashes(model)
     paths = ("pairs", "dev", "guard", "instructions", *model_path_settings(config.model))

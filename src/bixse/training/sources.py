@@ -44,7 +44,7 @@ class Split(NamedTuple):
         return self.source.name if isinstance(self.source, Collection) else self.source.resolve().name
 
 
-class Given(NamedTuple):
+class Sources(NamedTuple):
     """The inputs of a run, each by its path or in memory."""
 
     models: Sequence[str | SentenceTransformer]
