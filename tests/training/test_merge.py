@@ -488,6 +488,17 @@ class TestModelsThatExist:
         with pytest.raises(OutputExistsError):
             merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.5, 0.5])
 
+    @pytest.mark.parametrize("weight", [0.5, 1.0])
+    def test_a_weight_that_mixes_nothing_keeps_the_head(
+        self, guarded_collection, tiny_model_path, tuned, tmp_path, weight
+    ):
+        chosen = {"dev": [guarded_collection], "candidates": [weight]}
+        result = merged([tiny_model_path, tuned[0]], tmp_path / "out", **chosen)
+        head = build_encoder(result.model_path).head
+        assert (head is not None, any("head" in line for line in result.warnings)) == (weight == 1, weight != 1)
+        if weight == 1:
+            assert head == build_encoder(tuned[0]).head
+
     def test_prompts_and_instructions_are_those_of_the_tuned_models(self, tiny_model, tiny_model_path, tmp_path):
         set_instructions(tiny_model, Instructions(default="list"))
         save_whole(tiny_model, tmp_path / "tuned")

@@ -131,9 +131,8 @@ def make_index(
     with use_precision(settings.precision):
         documents = Corpus(path)
         corpus = check_corpus(path, {}, corpus=documents)
-        encoder, identity = load_encoder(
-            settings.model if model is None else model, settings.task, settings.max_length, settings.dimensions
-        )
+        named = settings.model if model is None else model
+        encoder, identity = load_encoder(named, settings.task, settings.max_length, settings.dimensions)
         if settings.dimensions not in (None, identity.dimensions):
             raise InputError(
                 f"dimensions: got {settings.dimensions} and a model in memory that gives {identity.dimensions}; "
@@ -164,9 +163,8 @@ def make_index(
                 config = settings.model_dump(mode="json")
                 record = Run(out, "index", config, {"corpus": manifest.corpus}, results=manifest.model_dump())
                 record.save("finished")  # from here on the index exists; several ranks write the same
-                for other in out.glob(f"{FILES}*"):
-                    if other.name != manifest.folder:  # readers keep the files that they opened
-                        shutil.rmtree(other, ignore_errors=True)
+                for other in {*out.glob(f"{FILES}*")} - {out / manifest.folder}:
+                    shutil.rmtree(other, ignore_errors=True)  # readers keep the files that they opened
     warnings = [] if waiting else [*warn_of_empty(corpus.empty, corpus.count), *warn_of_long(encoder, manifest)]
     if store.failure is not None:
         warnings.append(

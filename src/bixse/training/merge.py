@@ -237,12 +237,9 @@ def set_best_weights(
     ends = searches([0.0, 1.0], [corpus.searched for corpus in watched])
     pools = [corpus.pool([ends[0.0, number], ends[1.0, number]]) for number, corpus in enumerate(watched)]
     roles = {queries.name: queries.role for _, queries in sets_of(watched)}
+    at_ends = _scores(watched, ends, pools)
     scores, choice = _chosen(
-        _scores(watched, ends, pools),
-        lambda several: _scores(watched, searches(several, pools), pools),
-        roles,
-        weights,
-        tolerance,
+        at_ends, lambda several: _scores(watched, searches(several, pools), pools), roles, weights, tolerance
     )
     # the candidates of every run would fill the disk; an interrupted merge reads its own when it is continued
     for weight in scores.keys() - {0.0, choice.weight, 1.0}:
@@ -252,11 +249,7 @@ def set_best_weights(
     return MergeResult(
         weight=choice.weight,
         points=choice.points,
-        changes=[
-            _change(name, role, kind, scores[weight][name], scores[0.0][name])
-            for name, role in roles.items()
-            for kind, weight in (("tuned", 1.0), ("merged", choice.weight))
-        ],
+        changes=_changes(scores, roles, choice.weight),
         tolerance=tolerance,
         candidates=len(set(weights or list(scores)[1:])),
         documents={
@@ -416,6 +409,14 @@ def _standard_error(differences: Sequence[Floats]) -> float:
     """Return the standard error of the mean over collections of their means over queries; a single query has none."""
     variances = [values.var(ddof=1) / len(values) if len(values) > 1 else 0.0 for values in differences]
     return float(np.sqrt(np.sum(variances))) / len(differences)
+
+
+def _changes(scores: Mapping[float, Scores], roles: Mapping[str, Role], merged: float) -> list[Change]:
+    return [
+        _change(name, role, kind, scores[weight][name], scores[0.0][name])
+        for name, role in roles.items()
+        for kind, weight in (("tuned", 1.0), ("merged", merged))
+    ]
 
 
 def _change(name: str, role: Role, model: Any, scores: Mapping[str, float], base: Mapping[str, float]) -> Change:

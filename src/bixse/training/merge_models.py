@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead, at_lengths
 from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes, model_source
 from bixse.encoders.relevance_model import save_whole
-from bixse.encoders.weights import mean_weights, trained_weights
+from bixse.encoders.weights import Weights, mean_weights, trained_weights
 from bixse.errors import ModelError
 from bixse.files.files import alone_in, storage_errors, work_folders
 from bixse.rendering.table import Cell, Table
@@ -155,7 +155,38 @@ def merge_into(
         result = TypeAdapter(MergeResult).validate_python(record.results["merge"])
         return MergedModel(folder / MODEL_FOLDER, result, record.results["warnings"], reused=True)
     base = build_encoder(models[0], config.max_length, trust_remote_code=config.trust_remote_code).float()
-    states, heads = [trained_weights(base)], [base.heads]
+    states, heads = _weights_and_heads(base, config, models)
+    with alone_in(folder), storage_errors(folder):
+        record.save("running")
+        if config.weights is not None:
+            result = set_best_weights(base, states[0], mean_weights(states, config.weights), [1.0], [])
+            result = replace(result, given=config.weights)
+        else:
+            tuned = mean_weights(states[1:])
+            tolerance = config.guard_tolerance
+            result = set_best_weights(base, states[0], tuned, config.candidates, watched, tolerance, progress)
+        warnings += result.warnings()
+        # at the ends of the line between two models nothing was mixed
+        is_line = len(models) == 2 and config.tuned_share == 1 and not result.given
+        unmixed = {0.0: heads[0], 1.0: heads[1]} if is_line else {}
+        base.heads = unmixed.get(result.weight, {}) if graded is None else _fitted_heads(base, heads, graded)
+        if not base.heads:
+            warnings.append(
+                "the merged model has no relevance head, as its cosines are those of neither model; fix: give pairs "
+                "(--pairs), or calibrate it"
+            )
+        save_whole(base, folder / MODEL_FOLDER, result.card())
+        record.results = {"merge": asdict(result), "warnings": warnings}
+        record.save("finished")
+    return MergedModel(folder / MODEL_FOLDER, result, warnings)
+
+
+def _weights_and_heads(
+    base: RelevanceModel, config: MergeModelsConfig, models: Sequence[str | SentenceTransformer]
+) -> tuple[list[Weights], list[dict[int | None, RelevanceHead]]]:
+    """Return weights and heads of each model; the base gets the prompts of the tuned models."""
+    names, heads = config.models, [base.heads]
+    states: list[Weights] = [trained_weights(base)]
     for number, name in enumerate(names[1:]):
         other = build_encoder(models[number + 1], trust_remote_code=config.trust_remote_code)
         check_same_kind(base, other, (names[0], name))
@@ -169,40 +200,26 @@ def merge_into(
             )
         states.append(trained_weights(other))
         heads.append(other.heads)
-        del other
     if config.tuned_share < 1:  # w of the training's merge: base + (merged - base) / w
         states[1] = {n: torch.lerp(states[0][n], part, 1 / config.tuned_share) for n, part in states[1].items()}
-    with alone_in(folder), storage_errors(folder):
-        record.save("running")
-        if config.weights is not None:
-            result = set_best_weights(base, states[0], mean_weights(states, config.weights), [1.0], [])
-            result = replace(result, given=config.weights)
-        else:
-            tuned = mean_weights(states[1:])
-            tolerance = config.guard_tolerance
-            result = set_best_weights(base, states[0], tuned, config.candidates, watched, tolerance, progress)
-        warnings += result.warnings()
-        base.heads = {}
-        if graded is not None:
-            trained = next((part for part in reversed(heads) if part), {None: RelevanceHead(20.0, 0.0)})
-            shorter = [cut for cut in trained if cut is not None]
-            plain = trained.get(None, next(iter(trained.values()))).as_trained()
-            with tempfile.TemporaryDirectory() as scratch:
-                on_gpu = base.device.type == "cuda"
-                arguments = GradedTrainingArguments(
-                    scratch, report_to="none", per_device_train_batch_size=16, dataloader_pin_memory=on_gpu
-                )
-                head = refitted_head(GradedTrainer(base, arguments, graded), plain, shorter)
-            base.heads = at_lengths(head, shorter)
-        else:
-            warnings.append(
-                "the merged model has no relevance head, as its cosines are those of neither model; fix: give --pairs, "
-                "or run `bixse calibrate` on it"
-            )
-        save_whole(base, folder / MODEL_FOLDER, result.card())
-        record.results = {"merge": asdict(result), "warnings": warnings}
-        record.save("finished")
-    return MergedModel(folder / MODEL_FOLDER, result, warnings)
+    return states, heads
+
+
+def _fitted_heads(
+    model: RelevanceModel, heads: Sequence[Mapping[int | None, RelevanceHead]], graded: Pairs
+) -> dict[int | None, RelevanceHead]:
+    """Return heads of the merged model, fitted to graded pairs from the last head that there is."""
+    trained = next((part for part in reversed(heads) if part), {None: RelevanceHead(20.0, 0.0)})
+    shorter = [cut for cut in trained if cut is not None]
+    plain = trained.get(None, next(iter(trained.values()))).as_trained()
+    model.heads = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        on_gpu = model.device.type == "cuda"
+        arguments = GradedTrainingArguments(
+            scratch, report_to="none", per_device_train_batch_size=16, dataloader_pin_memory=on_gpu
+        )
+        head = refitted_head(GradedTrainer(model, arguments, graded), plain, shorter)
+    return at_lengths(head, shorter)
 
 
 def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, names: tuple[str, str]) -> None:

@@ -25,7 +25,7 @@ from bixse.search.search_collection import Hit, check_queries, encode_corpus, hi
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from bixse.data.collection import Collection
+    from bixse.data.collection import Collection, Document
 
 CACHED = 64  # number of cached answers per system, one per position of a slider
 
@@ -49,57 +49,69 @@ class Searcher:
 
 def open_searcher(name: str, collection: Collection | None, progress: Any = None) -> Searcher:
     """Load a system, which searches `collection` unless it is an index; raise InputError or ModelError on failure."""
-    lock = threading.Lock()  # requests come from several threads, and a model serves one at a time
     if name != BM25_NAME and is_stored(name):
-        index = open_index(name)
-
-        @lru_cache(CACHED)
-        def find_in_index(text: str, query_id: str | None, top: int) -> list[Hit]:
-            with lock:
-                return index.search(text, top)
-
-        return Searcher(name, "index", find_in_index, index.model)
+        return _of_index(name)
     if collection is None:
         raise InputError(
             f"{name}: got a system without a collection; expected an index or a collection; fix: add --collection"
         )
-    corpus = collection.corpus
-
-    def best_of(scores: Mapping[str, float], top: int) -> list[Hit]:
-        missing = ("(not in the corpus)", "")
-        return [Hit(name, scores[name], None, *corpus.get(name, missing)) for name in ranked(scores)[:top]]
-
     if name == BM25_NAME:
-        bm25 = BM25(list(corpus), [document.content for document in corpus.values()])
-
-        def find_words(text: str, query_id: str | None, top: int) -> list[Hit]:
-            check_queries([text])
-            return best_of(bm25.search({"query": text}, top)["query"], top)
-
-        return Searcher(name, "bm25", find_words)
+        return _of_bm25(collection.corpus)
     path = run_file(Path(name))
-    if path is not None:
-        run = read_run(path)
+    return _of_run(name, path, collection.corpus) if path is not None else _of_model(name, collection.corpus, progress)
 
-        def find_in_run(text: str, query_id: str | None, top: int) -> list[Hit]:
-            if query_id not in run:
-                raise InputError(
-                    f"{path}: got a query that it does not answer; expected one of the {len(run)} queries of the run; "
-                    "fix: pick a query of the collection"
-                )
-            return best_of(run[query_id], top)
 
-        return Searcher(name, "run", find_in_run)
-    model = build_encoder(name)
+def _of_index(name: str) -> Searcher:
+    index, lock = open_index(name), threading.Lock()  # requests come from several threads, a model serves one at a time
+
+    @lru_cache(CACHED)
+    def find(text: str, query_id: str | None, top: int) -> list[Hit]:
+        with lock:
+            return index.search(text, top)
+
+    return Searcher(name, "index", find, index.model)
+
+
+def _of_bm25(corpus: Mapping[str, Document]) -> Searcher:
+    bm25 = BM25(list(corpus), [document.content for document in corpus.values()])
+
+    def find(text: str, query_id: str | None, top: int) -> list[Hit]:
+        check_queries([text])
+        return _best_of(bm25.search({"query": text}, top)["query"], top, corpus)
+
+    return Searcher(BM25_NAME, "bm25", find)
+
+
+def _of_run(name: str, path: Path, corpus: Mapping[str, Document]) -> Searcher:
+    run = read_run(path)
+
+    def find(text: str, query_id: str | None, top: int) -> list[Hit]:
+        if query_id not in run:
+            raise InputError(
+                f"{path}: got a query that it does not answer; expected one of the {len(run)} queries of the run; "
+                "fix: pick a query of the collection"
+            )
+        return _best_of(run[query_id], top, corpus)
+
+    return Searcher(name, "run", find)
+
+
+def _of_model(name: str, corpus: Mapping[str, Document], progress: Any) -> Searcher:
+    model, lock = build_encoder(name), threading.Lock()
     embeddings, items = encode_corpus(EmbeddingStore(model), corpus, progress), list(corpus.items())
     documents = torch.from_numpy(embeddings).to(home_of(embeddings.nbytes))
 
     @lru_cache(CACHED)
-    def find_by_model(text: str, query_id: str | None, top: int) -> list[Hit]:
+    def find(text: str, query_id: str | None, top: int) -> list[Hit]:
         check_queries([text])
         with lock:
             queries = encode_texts(model, [text], "query")
         scores, rows = exact_search(queries, documents, top)
         return hits_of(matches_in(items, rows, scores)[0], model.head, None)
 
-    return Searcher(name, "model", find_by_model, model)
+    return Searcher(name, "model", find, model)
+
+
+def _best_of(scores: Mapping[str, float], top: int, corpus: Mapping[str, Document]) -> list[Hit]:
+    missing = ("(not in the corpus)", "")
+    return [Hit(name, scores[name], None, *corpus.get(name, missing)) for name in ranked(scores)[:top]]
