@@ -1,5 +1,6 @@
 """The folder of a run stands for the file that a verb reads, and `--overwrite` deletes such a folder alone."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,13 @@ from bixse.cli.checks import with_files_of_runs
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import in_run, open_run, overwritten
 from bixse.encoders.loading.build import build_encoder
-from bixse.errors import InputError
+from bixse.errors import IncompleteError, InputError, InterruptedRunError, OutputExistsError, StorageError
+from bixse.files.files import alone_in
 from bixse.index.search import open_index
 from bixse.training.config import TrainConfig
 from helpers.command import call, refused
 
+COMPAT = Path(__file__).parents[1] / "compat" / "fixture"
 PAIRS = "query,document,relevance\ncopy,shutil.copy,1\nwait,time.sleep,0\n"
 
 
@@ -93,14 +96,14 @@ def test_a_command_that_did_what_was_asked_ends_with_0(capsys, pairs, tmp_path):
 def test_overwrite_deletes_the_run_that_it_names(capsys, converted, tmp_path):
     words, out = converted
     assert "--overwrite mine" in InputError(refused(capsys, *words, "--cutoff", "0.5")).fix
-    (out / "more.txt").write_text("of the earlier run", encoding="utf-8")
+    (out / "more.csv").write_text("of the earlier run", encoding="utf-8")
     for name in ("runs/mine", "other", ""):
         assert InputError(refused(capsys, *words, "--cutoff", "0.5", "--overwrite", name)).where == "--overwrite"
     assert call(capsys, *words, "--cutoff", "0.5", "--overwrite", "mine", "--dry-run")[0] == 0
     assert "nothing.csv" in refused(capsys, "convert", "pairs", "nothing.csv", *words[3:], "--overwrite", "mine")
-    assert (out / "more.txt").exists()
+    assert (out / "more.csv").exists()
     code, envelope = call(capsys, *words, "--cutoff", "0.5", "--overwrite", "mine")
-    assert (code, (out / "more.txt").exists()) == (0, False)
+    assert (code, (out / "more.csv").exists()) == (0, False)
     assert envelope["metrics"]["parts"]["pairs"]["rows"] == 1
     new = tmp_path / "runs" / "new"
     assert call(capsys, *words[:-1], new, "--overwrite", "new")[0] == 0
@@ -144,3 +147,109 @@ def test_overwrite_needs_out(capsys, collection):
         InputError(refused(capsys, "evaluate", "bm25", "--collection", collection, "--overwrite", "x")).got
         == "no --out"
     )
+
+
+@pytest.mark.parametrize("file", ["results.json", "few_labels.json", "run.json"])
+def test_overwrite_deletes_the_earlier_run_whatever_the_new_one_writes(tmp_path, file):
+    run_of(tmp_path / "mine")
+    (tmp_path / "mine" / "old.csv").touch()
+    with overwritten(tmp_path / "mine", "mine", []):
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / file).write_text("{}", encoding="utf-8")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", file]
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [
+        (InputError("refused"), "old"),
+        (KeyboardInterrupt(), "new"),
+        (InterruptedRunError("stopped"), "new"),
+        (IncompleteError("a shard failed"), "new"),
+        (StorageError("disk full"), "both"),
+        (RuntimeError("unexpected"), "both"),
+    ],
+)
+def test_overwrite_keeps_the_earlier_run_unless_the_new_one_continues(tmp_path, error, left):
+    run_of(tmp_path / "mine")
+    with pytest.raises(type(error)), overwritten(tmp_path / "mine", "mine", []):
+        run_of(tmp_path / "mine")
+        (tmp_path / "mine" / "new.csv").touch()
+        raise error
+    assert (tmp_path / "mine" / "new.csv").exists() == (left != "old")
+    assert len(list(tmp_path.glob("*mine*"))) == (2 if left == "both" else 1)
+
+
+def test_overwrite_deletes_no_paid_answer_of_a_refused_run_and_none_for_a_stop_before_its_first_file(tmp_path):
+    run_of(tmp_path / "mine")
+    with pytest.raises(KeyboardInterrupt), overwritten(tmp_path / "mine", "mine", []):
+        (tmp_path / "mine").mkdir()
+        raise KeyboardInterrupt
+    assert (tmp_path / "mine" / "run.json").exists()
+    with pytest.raises(InputError), overwritten(tmp_path / "mine", "mine", []):
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "spent.jsonl").touch()
+        raise InputError("refused")
+    assert (tmp_path / "mine" / "spent.jsonl").exists() and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_run_that_is_refused_at_its_end_brings_the_earlier_one_back(capsys, collection, tmp_path):
+    words = ("mine", "--collection", collection, "--out", tmp_path / "mined")
+    assert call(capsys, *words)[0] == 3
+    before = (tmp_path / "mined" / "pairs.parquet").read_bytes()
+    (tmp_path / "none.jsonl").write_text('{"_id": "q", "text": "zzz"}\n', encoding="utf-8")
+    words = ("mine", "--queries", tmp_path / "none.jsonl", "--corpus", collection / "corpus.jsonl")
+    message = refused(capsys, *words, "--out", tmp_path / "mined", "--overwrite", "mined")
+    assert "no candidate" in InputError(message).got
+    assert (tmp_path / "mined" / "pairs.parquet").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("judge.spent.jsonl", ""),
+        ("labels-anna.jsonl", ""),
+        ("anna.jsonl", '{"event": "1", "person": "anna", "query_id": "q"}'),
+        ("answers/ledger.json", "{}"),
+        ("thesis.docx", ""),
+        ("notes/todo.txt", ""),
+        ("below/run.json", '{"fingerprint": "", "command": "train"}'),
+    ],
+)
+def test_overwrite_deletes_no_file_that_cannot_be_made_again(tmp_path, file, content):
+    path = run_of(tmp_path / "mine") / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError) as caught, overwritten(tmp_path / "mine", "mine", []):
+        pass
+    assert file in caught.value.got and path.exists()
+
+
+@pytest.mark.parametrize("lock", [".lock", ".searching/.lock", ".part/lock", "below/.labels.jsonl.lock"])
+def test_overwrite_waits_for_no_writer(tmp_path, lock):
+    folder = run_of(tmp_path / "mine")
+    with (
+        alone_in(folder, lock),
+        pytest.raises(OutputExistsError),
+        overwritten(folder, "mine", []),
+    ):
+        pass
+    assert (folder / "run.json").exists()
+
+
+def test_ranks_cannot_overwrite(capsys, collection, tmp_path):
+    words = ("index", "demo", "--collection", collection, "--out", run_of(tmp_path / "mine"), "--engine", "ranks")
+    assert InputError(refused(capsys, *words, "--overwrite", "mine")).got == "--engine ranks"
+    assert (tmp_path / "mine" / "run.json").exists()
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in COMPAT.glob("*/run.json")))
+def test_runs_of_an_earlier_version_can_be_overwritten_unless_they_were_paid_for(tmp_path, name):
+    shutil.copytree(COMPAT / name, tmp_path / name)
+    if (tmp_path / name / "ledger").exists():
+        with pytest.raises(InputError), overwritten(tmp_path / name, name, []):
+            pass
+    else:
+        with overwritten(tmp_path / name, name, []):
+            pass
+    assert (tmp_path / name).exists() == (COMPAT / name / "ledger").exists()

@@ -141,23 +141,27 @@ class Verb(Generic[SettingsType, OptionsType]):
         if world_size() == 1:  # processes that train together read their inputs together
             check_inputs(settings)
         precision: Any = {**vars(options), **vars(settings)}.get("precision")
-        with use_precision(precision), self._overwritten(options, [*inputs_of(settings), *paths_in(file)]):
+        with use_precision(precision), self._overwritten(settings, options, file):
             result = self.run(settings, options)
         if not options.report or options.dry_run or not is_main_process():
             return result
         is_done = result.exit_code in (0, 3) and "waiting" not in result.metrics
         return _with_report(result, options.folder) if is_done else result
 
-    def _overwritten(self, options: OptionsType, inputs: list[Path]) -> AbstractContextManager[None]:
+    def _overwritten(
+        self, settings: SettingsType, options: OptionsType, file: Path | None
+    ) -> AbstractContextManager[None]:
         """Put the output folder aside during the work, if asked for; it holds none of the inputs."""
         if options.overwrite is None or options.dry_run:
             return nullcontext()
-        if options.out is None or world_size() > 1:
-            got = "no --out" if options.out is None else f"{world_size()} processes"
+        shared = getattr(settings, "engine", "") == "ranks"  # each rank would delete the work of the others
+        if options.out is None or shared or world_size() > 1:
+            several = "--engine ranks" if shared else f"{world_size()} processes"
+            got = "no --out" if options.out is None else several
             raise InputError(
                 f"--overwrite: got {got}; expected --out and one process; fix: delete the folder before"
             ).of_all_processes()
-        inputs += inputs_of(options.model_copy(update={"out": None}))
+        inputs = [*inputs_of(settings), *paths_in(file), *inputs_of(options.model_copy(update={"out": None}))]
         return overwritten(options.out, options.overwrite, inputs)
 
 

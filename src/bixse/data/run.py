@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import platform
 import secrets
@@ -22,11 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from bixse.errors import InputError, InterruptedRunError, OutputExistsError, shorten
-from bixse.files.files import alone_in, read_text, storage_errors, write_atomically
+from bixse.errors import IncompleteError, InputError, InterruptedRunError, OutputExistsError, shorten
+from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors, write_atomically
 
 if TYPE_CHECKING:
     from bixse.settings import Use
+
+log = logging.getLogger(__name__)
 
 SPENT_FILE = "spent.jsonl"
 """The file of what requests have cost; a command that failed before it had a record may have written it."""
@@ -44,8 +47,13 @@ HELD: Mapping[str, tuple[str, ...]] = {
     "queries": ("queries.jsonl",),
 }
 """Use of a file -> its names in the folder of a run, the first that exists counts."""
-NOT_DELETED = ("labels.jsonl", "ledger", SPENT_FILE)
-"""Files of a run that cost people's time or money."""
+WRITTEN = (
+    ".json", ".jsonl", ".csv", ".tsv", ".trec", ".parquet", ".yaml", ".html", ".svg", ".py", ".npz", ".npy",
+    ".safetensors", ".pt", ".pth", ".bin", ".model", ".onnx", ".data", ".xml", ".jinja", ".sqlite",
+)  # fmt: skip
+"""Suffixes of the files that runs write."""
+WRITTEN_NAMES = ("README.md", "findings.md", "vocab.txt", "merges.txt", "SHA256SUMS")
+"""Further names of such files; tensorboard's and hidden files count too."""
 T = TypeVar("T")
 PathType = TypeVar("PathType", str, Path)
 Status = Literal["running", "interrupted", "failed", "finished"]
@@ -176,11 +184,13 @@ def in_run(path: PathType, use: Use) -> PathType:
 
 @contextlib.contextmanager
 def overwritten(folder: Path, name: str, inputs: Iterable[Path]) -> Iterator[None]:
-    """Put the folder of a run, called by its `name`, aside; delete it at the end if there is a new run in its place.
+    """Put the folder of a run, called by its `name`, aside; delete it once the new run is finished or interrupted.
+
+    A refusal brings the old run back. After another error both runs are kept, and a warning names the old one.
 
     Raises:
         InputError: another name, no run of bixse, or a folder that holds an input, the home or the working folder,
-            labels of people or paid answers.
+            labels of people, paid answers, files of other programs or runs that its record does not name.
         OutputExistsError: a process writes to the folder.
     """
     whole = folder.resolve()
@@ -194,28 +204,38 @@ def overwritten(folder: Path, name: str, inputs: Iterable[Path]) -> Iterator[Non
         return
     _check_deletable(folder, inputs)
     old = whole.with_name(f".{name}.{secrets.token_hex(4)}")
-    with storage_errors(folder), alone_in(folder):
+    with storage_errors(folder), contextlib.ExitStack() as locks:
+        for lock in {folder / LOCK_FILE, *filter(_is_lock, folder.rglob("*lock"))}:
+            locks.enter_context(alone_in(lock.parent, lock.name))
         folder.rename(old)
     try:
         yield
-    finally:
-        if (folder / RUN_FILE).exists():
-            shutil.rmtree(old)
-        else:  # the command was refused
+    except BaseException as error:
+        files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not _is_lock(path)]
+        is_refusal = isinstance(error, InputError) and not any(_cost(path, folder) for path in files)
+        if is_refusal or not files:
             shutil.rmtree(folder, ignore_errors=True)
             old.rename(folder)
+        elif isinstance(error, KeyboardInterrupt | InterruptedRunError | IncompleteError):
+            shutil.rmtree(old)
+        else:
+            log.warning("%s: the new run failed; the earlier one is kept in %s", folder, old)
+        raise
+    shutil.rmtree(old)
 
 
 def _check_deletable(folder: Path, inputs: Iterable[Path]) -> None:
     whole = folder.resolve()
     inside = [path for path in (*inputs, Path.home(), Path.cwd()) if whole in (path.resolve(), *path.resolve().parents)]
-    if folder.is_symlink() or not _is_run(folder):
+    if folder.is_symlink() or not _is_run(_content(folder)):
         fault = "a link" if folder.is_symlink() else "no run of bixse"
     elif inside:
         fault = f"a folder that holds {inside[0]}"
     else:  # of a run alone: this looks through the whole folder
-        costly = [entry for entry in NOT_DELETED if any(folder.rglob(entry))]
-        fault = f"a run with {costly[0]}, which people made or paid for" if costly else ""
+        files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        costly = [f"a run with {path}, which people made or paid for" for path in files if _cost(path, folder)]
+        others = [f"a folder with {path}, which the run did not write" for path in files if not _wrote(path, folder)]
+        fault = next(iter(costly + others), "")
     if fault:
         raise InputError(
             f"{folder}: got {fault}; expected a run that can be deleted; fix: choose another --out, or move the files "
@@ -223,13 +243,53 @@ def _check_deletable(folder: Path, inputs: Iterable[Path]) -> None:
         )
 
 
-def _is_run(folder: Path) -> bool:
-    """Return True for the folder of a record, or of an index, whose run.json is its manifest."""
+def _is_lock(path: Path) -> bool:
+    """Return True for the files of `alone_in`; another program's lock is not opened, since that would empty it."""
+    return path.name in ("lock", LOCK_FILE) or (path.name.startswith(".") and path.suffix == ".lock")
+
+
+def _cost(path: Path, folder: Path) -> bool:
+    """Return True for a file that cost people's time or money: labels, answers of a ledger, or what requests cost."""
+    if path.name.endswith(SPENT_FILE) or any(part.startswith("ledger") for part in path.parts):
+        return True
+    if path.name.startswith("labels") and ".jsonl" in path.suffixes:
+        return True
+    if path.suffix != ".jsonl":
+        return False
+    with (folder / path).open(encoding="utf-8", errors="replace") as file:
+        start = file.read(1000)
+    return '"event":' in start and '"person":' in start  # labels under any name
+
+
+def _wrote(path: Path, folder: Path) -> bool:
+    """Return True for a file that the run in `folder` writes; a run inside it counts if the record names it."""
+    if path.name == RUN_FILE and len(path.parts) > 1:
+        outer, nested = _content(folder), _content(folder / path.parent)
+        command, top = str(outer.get("command")).split()[0], path.parts[0]
+        if command in ("sweep", "study", "quickstart"):
+            return top == "runs" if command != "quickstart" else nested.get("command") == "train"
+        suite = outer.get("config", {}).get("suite")
+        is_named = top in outer.get("results", {}).get("folders", ()) or (
+            suite is not None and suite == nested.get("config", {}).get("suite")
+        )
+        return command == nested.get("command") == "evaluate" and is_named
+    name = path.name
+    is_hidden = name.startswith((".", "events.out.tfevents")) or _is_lock(path)
+    return is_hidden or path.suffix in WRITTEN or name in WRITTEN_NAMES
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's run.json; empty if it is no JSON object."""
     try:
         content = json.loads(read_text(folder / RUN_FILE))
     except (InputError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and ("fingerprint" in content or {"encoder", "corpus"} <= content.keys())
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is_run(content: Mapping[str, Any]) -> bool:
+    """Return True for a record, or for an index, whose run.json is its manifest."""
+    return "fingerprint" in content or {"encoder", "corpus"} <= content.keys()
 
 
 def read_record(path: Path) -> dict[str, Any]:
