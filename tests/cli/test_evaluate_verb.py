@@ -98,7 +98,8 @@ def test_several_models_on_one_collection(capsys, data, tiny_model_path, tmp_pat
     out = tmp_path / "out"
     words = ("evaluate", tiny_model_path, "bm25", "--collection", data / "NFCorpus", "--out", out)
     code, first = call(capsys, *words)
-    assert (code, first["artifacts"]) == (0, {"results": str(out / "results.json")})
+    artifacts = {"results": str(out / "results.json"), "record": str(out / "run.json")}
+    assert (code, first["artifacts"]) == (0, artifacts)
     assert set(first["metrics"]["systems"]) == {str(tiny_model_path), "bm25"}
     (pair,) = first["metrics"]["comparisons"]
     assert (pair["a"], pair["b"]) == (str(tiny_model_path), "bm25")

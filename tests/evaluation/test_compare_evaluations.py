@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 import bixse
-from bixse.errors import InputError
-from bixse.evaluation.compare_evaluations import compare_systems
+from bixse.data.run import finished_runs, open_run, overwritten
+from bixse.data.trec import write_run
+from bixse.errors import InputError, OutputExistsError
+from bixse.evaluation.compare_evaluations import compare_systems, evaluate_systems
 from bixse.evaluation.statistics import holm, paired_difference, randomisation_test
+from bixse.evaluation.systems import open_system
 from helpers.toy import save_toy
 
 
@@ -130,3 +133,41 @@ def test_the_command_on_a_collection_imports_no_lab(tmp_path):
     code = f"import sys; from bixse.cli.main import main; assert main({words}) == 0; "
     code += "assert not [name for name in sys.modules if name.startswith('bixse.lab')]"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def systems_on_toy(tmp_path):
+    """A task and three systems on it."""
+    task = bixse.collection_task(save_toy(tmp_path / "toy"))
+    run = bixse.evaluate("bm25", task).run
+    for name in ("a", "b"):
+        write_run(tmp_path / f"{name}.trec", dict(list(run.items())[:-1]) if name == "b" else run, name)
+    return task, [open_system(name) for name in ("bm25", str(tmp_path / "a.trec"), str(tmp_path / "b.trec"))]
+
+
+def test_several_systems_are_written_into_no_folder_of_another_run(tmp_path):
+    task, systems = systems_on_toy(tmp_path)
+    for number, start in enumerate((
+        lambda out: bixse.evaluate("bm25", task, out),
+        lambda out: open_run(out, "train", {}, {}).save("finished"),
+        lambda out: evaluate_systems(systems, bixse.collection_task(tmp_path / "toy", min_relevant_grade=2), out),
+    )):  # fmt: skip
+        out = tmp_path / str(number)
+        start(out)
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        with pytest.raises(OutputExistsError):
+            evaluate_systems(systems, task, out)
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_the_record_of_several_systems_names_those_that_a_report_shows(tmp_path):
+    task, systems = systems_on_toy(tmp_path)
+    evaluate_systems(systems, task, tmp_path / "out")
+    evaluate_systems(systems[:2], task, tmp_path / "out")
+    assert list(finished_runs(tmp_path / "out")) == [tmp_path / "out" / system.name for system in systems[:2]]
+    (tmp_path / "out" / "run.json").unlink()  # as an earlier version wrote the folder
+    assert len(finished_runs(tmp_path / "out")) == 3
+    evaluate_systems(systems, task, tmp_path / "out")
+    assert len(finished_runs(tmp_path / "out")) == 3 and (tmp_path / "out" / "run.json").is_file()
+    with overwritten(tmp_path / "out", "out", []):
+        pass
+    assert not (tmp_path / "out").exists()

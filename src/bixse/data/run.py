@@ -331,6 +331,8 @@ def finished_runs(path: Path) -> dict[Path, dict[str, Any]]:
         record = read_record(file)
         command, status = record["command"].split(), record["status"]
         done = status == "finished" or "summary" in record["results"]
+        if done and (names := record["results"].get("folders")):
+            return {folder: each for name in names for folder, each in finished_runs(path / name).items()}
         if done and command[0] in REPORTED and (command[0] == "study" or len(command) == 1):
             return {path: record}
         got = f"a run of `bixse {record['command']}`" + (f" that is {status}" if not done else "")

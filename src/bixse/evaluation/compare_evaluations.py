@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
+from bixse.data.run import RUN_FILE, Run, open_run
 from bixse.errors import InputError, shorten
 from bixse.evaluation.evaluate import Evaluation, evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, ir_name
@@ -277,20 +278,40 @@ def _plain(tested: TestedDifference) -> dict[str, Any]:
 def evaluate_systems(
     systems: Sequence[System], task: Task, out: Path | None = None, progress: ProgressBars | None = None
 ) -> EvaluatedSystems:
-    """Evaluate systems on one task. Several systems have one folder each: <out>/<name and hash of the model>."""
+    """Evaluate systems on one task. Several systems have one folder each: <out>/<name and hash of the model>.
+
+    The record of `out` names these folders. The same call with other systems adds theirs, and names them instead.
+    """
     check_distinct(systems)
+    root = _open_root(systems, task, out) if out is not None and len(systems) > 1 else None
     scores = {}
     for system, shown in zip(systems, shown_names(systems), strict=True):
-        folder = out / system.name if out is not None and len(systems) > 1 else out
+        folder = out / system.name if out is not None and root is not None else out
         evaluation = evaluate(system, task, folder, progress)
         scores[shown] = {task.name: replace(evaluation, run={})}
         system.release()
+        if root is not None:  # not before, so that a refused command leaves no record
+            root.save("running")
     means = {shown: {PRIMARY_METRIC: tasks_of[task.name].metrics[PRIMARY_METRIC]} for shown, tasks_of in scores.items()}
     comparisons = compare_tasks(scores) if len(systems) > 1 else Comparisons()
     result = EvaluatedSystems(scores, means, comparisons, precision_of(systems))
-    if out is not None and len(systems) > 1:
-        result.write(out)
+    if root is not None:
+        root.results |= result.plain()
+        result.write(root.folder)
+        root.save("finished" if all(system.complete for system in systems) else "interrupted")
     return result
+
+
+def _open_root(systems: Sequence[System], task: Task, out: Path) -> Run:
+    """Return the record of a folder of several evaluations; an earlier version wrote none."""
+    settings = {**task.settings, "exclude_self": task.exclude_self, "min_relevant_grade": task.min_relevant_grade}
+    names = [system.name for system in systems]
+    if not (out / RUN_FILE).exists() and any((out / name / RUN_FILE).is_file() for name in names):
+        root = Run(out, "evaluate", settings, task.inputs, ("collection",))
+    else:
+        root = open_run(out, "evaluate", settings, task.inputs, ("collection",))
+    root.results = {"folders": names}
+    return root
 
 
 def shown_names(systems: Sequence[System]) -> list[str]:

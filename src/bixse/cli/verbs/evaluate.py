@@ -173,7 +173,7 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     counts = {each.queries: None for each in evaluations}
     queries = next(iter(counts)) if len(counts) == 1 else QueryCounts(*next(iter(counts))[:2])
     heading = f"{settings.collection} ({settings.split}, {queries}"
-    metrics, names = result.plain(), {"results": "results.json"}
+    metrics, names = result.plain(), {"results": "results.json", "record": "run.json"}
     if len(systems) == 1:
         precision = {"precision": result.precision} if result.precision else {}
         heading = f"{systems[0].label} on {heading}{''.join(f', {name}' for name in precision.values())}"
