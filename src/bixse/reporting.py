@@ -18,12 +18,10 @@ from pydantic import TypeAdapter
 from bixse.calibration.calibrate import Calibration
 from bixse.calibration.calibrate_files import CalibrateResult
 from bixse.data.run import finished_runs
-from bixse.data.trec import read_run
 from bixse.errors import InputError, did_you_mean, first_fault
 from bixse.evaluation.compare_evaluations import Comparisons, compare
-from bixse.evaluation.evaluate import Evaluation, read_figures
+from bixse.evaluation.evaluate import Evaluation, check_comparable, read_evaluation
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.systems import RUN_NAME
 from bixse.evaluation.tasks import CollectionSource, Task, collection_task
 from bixse.files.files import read_text
 from bixse.relevance import ranked
@@ -87,8 +85,8 @@ def report(
     """Make one page of results: verdicts with intervals, queries side by side, training, merge and probabilities.
 
     Args:
-        results: folders of finished runs, results of `evaluate`, `compare`, `train`, `merge` and `calibrate`, or
-            mappings of a name to one of these.
+        results: folders of finished runs, results of `evaluate`, `compare`, `train`, `merge` and `calibrate`, lists of
+            these, or mappings of a name to one of these.
         baseline: name of the evaluation that every other one is compared with. None: the first one.
         collection: the evaluated collection, in the forms of `evaluate`, for the texts of queries and documents. None
             reads the one that the run folders name; without it the page shows ids.
@@ -118,29 +116,20 @@ def report(
         parts.insert(0, _of_evaluations(evaluations, records, collection))
     runs = {name: record for name, (result, record) in given.items() if record and not isinstance(result, ReportData)}
     parts += [_facts(name, record) for name, record in runs.items()]
-    fields = _joined(parts)
+    fields = _once(_joined(parts))
     metrics = [metric for system in fields.get("systems", []) for metric in system.metrics]
+    primary = fields.get("primary_metric", PRIMARY_METRIC)
     return Report(ReportData(**{
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "primary_metric": PRIMARY_METRIC if PRIMARY_METRIC in metrics else next(iter(metrics), PRIMARY_METRIC),
         **fields,
+        "primary_metric": primary if primary in metrics else next(iter(metrics), primary),
         "title": title or fields.get("title") or f"bixse: {', '.join(given)}",
     }))  # fmt: skip
 
 
 def _with_names(results: Sequence[Any]) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Return name -> result and the record of its folder, empty for an object; evaluations have their system's name."""
-    named: list[tuple[str, Any, dict[str, Any]]] = []
-    for result in results:
-        if isinstance(result, str | Path):
-            runs = finished_runs(Path(result)).items()
-            named += [(folder.resolve().name, _of_folder(folder, record), record) for folder, record in runs]
-        elif isinstance(result, Mapping) and not isinstance(result, Evaluation):  # a name that is given is the system's
-            for name, each in result.items():
-                each = replace(each, system=str(name)) if isinstance(each, Evaluation) else each
-                named.append((str(name), each, {}))
-        else:
-            named.append((type(result).__name__.lower(), result, {}))
+    named = [each for result in results for each in _read(result)]
     if not named:
         raise InputError("report: got no result; expected run folders or results; fix: report('runs/mine')")
     if len(named) > 1 and any(isinstance(each, ReportData) for _, each, _ in named):
@@ -153,15 +142,33 @@ def _with_names(results: Sequence[Any]) -> dict[str, tuple[Any, dict[str, Any]]]
     return unique
 
 
+def _read(result: Any, given: str | None = None) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Return the name, the result and the record of each result; a `given` name becomes that of the system."""
+    if isinstance(result, list | tuple):
+        return [read for each in result for read in _read(each, given)]
+    if isinstance(result, Mapping) and not isinstance(result, Evaluation):
+        return [read for name, each in result.items() for read in _read(each, str(name))]
+    if isinstance(result, str | Path):
+        runs = finished_runs(Path(result)).items()
+        read = [(folder.resolve().name, _of_folder(folder, record), record) for folder, record in runs]
+        if given is None or len(read) > 1:  # a folder of several systems, which have their own names
+            return read
+        ((_, result, record),) = read
+    else:
+        record = {}
+    if given is not None and isinstance(result, Evaluation):
+        result = replace(result, system=given)
+    return [(given or type(result).__name__.lower(), result, record)]
+
+
 def _of_folder(folder: Path, record: dict[str, Any]) -> Any:
     """Return the result of a run folder: the object that its function returns, or its fields."""
     command, results = record["command"].split()[0], record["results"]
     try:
         if command == "evaluate" and "suite" not in record["config"]:
-            return _evaluation(folder)
+            return read_evaluation(folder)
         if command == "train":
-            saved = {**results, "model_path": folder, "reused": True}
-            return TypeAdapter(TrainResult).validate_python(saved)
+            return TypeAdapter(TrainResult).validate_python({**results, "model_path": folder, "reused": True})
         if command == "merge":
             return TypeAdapter(MergeResult).validate_python(results["merge"])
         if command == "calibrate":
@@ -178,17 +185,6 @@ def _of_folder(folder: Path, record: dict[str, Any]) -> Any:
         ) from error
 
 
-def _evaluation(folder: Path) -> Evaluation:
-    record, by_query = read_figures(folder)
-    config, results = record["config"], record["results"]
-    system = str(config["model"])
-    system += f" at {config['dimensions']}" if config.get("dimensions") else ""
-    system += f", reranked by {config['rerank']}" if config.get("rerank") else ""
-    run = read_run(folder / RUN_NAME) if (folder / RUN_NAME).is_file() and (folder / RUN_NAME).stat().st_size else {}
-    task = f"{Path(config.get('collection', '')).name}, split {config.get('split', '')}"
-    return Evaluation(task, results["metrics"], by_query, run, results["seconds"], reused=True, system=system)
-
-
 def _joined(parts: Iterable[Fields]) -> Fields:
     joined: Fields = {}
     for name, value in ((name, value) for part in parts for name, value in part.items()):
@@ -197,6 +193,19 @@ def _joined(parts: Iterable[Fields]) -> Fields:
         else:
             joined[name] = {**joined.get(name, {}), **value} if isinstance(value, dict) else value
     return joined
+
+
+def _once(fields: Fields) -> Fields:
+    """Return the fields with one row per system, and one per difference, since two results may share them."""
+    systems: dict[str, SystemScores] = {}
+    for each in fields.get("systems", []):
+        earlier = systems.get(each.name, each)
+        systems[each.name] = earlier.model_copy(update={"metrics": {**each.metrics, **earlier.metrics}})
+    differences = {(each.system, each.baseline, each.metric): each for each in reversed(fields.get("comparisons", []))}
+    bare = ", ".join(name for name, each in systems.items() if not each.metrics)
+    notes = [f"{bare}: differences alone, no mean and no query is shown."] if bare else []
+    once = {"systems": [*systems.values()], "comparisons": [*reversed(differences.values())]}
+    return {**fields, **once, "notes": [*fields.get("notes", []), *notes]}
 
 
 def _facts(name: str, record: Mapping[str, Any]) -> Fields:
@@ -224,11 +233,13 @@ def _of_evaluations(
     evaluations: Mapping[str, Evaluation], records: Mapping[str, Any], collection: CollectionSource | Task | None
 ) -> Fields:
     """Compare every evaluation with the first one, on every metric, and show queries side by side."""
-    _check_same_collection(records)
+    for name, record in records.items():
+        check_comparable(f"report: {name}", next(iter(records)), record, next(iter(records.values())))
     baseline, *others = evaluations
     systems = [SystemScores(name=name, label=name, metrics=dict(each.metrics)) for name, each in evaluations.items()]
     lacking = [name for name, each in evaluations.items() if not each.by_query.get(PRIMARY_METRIC)]
-    notes = [f"{name} has no values per query: no interval and no query is shown." for name in lacking]
+    missing = {name: PRIMARY_METRIC if evaluations[name].by_query else "values" for name in lacking}
+    notes = [f"{name} has no {what} per query: no interval and no query is shown." for name, what in missing.items()]
     fields: Fields = {"systems": systems, "notes": notes}
     notes += [line for name, each in evaluations.items() for line in _warnings(name, each.warnings)]
     others = [name for name in others if name not in lacking]
@@ -262,34 +273,24 @@ def _of_evaluations(
     }
 
 
-def _check_same_collection(records: Mapping[str, Any]) -> None:
-    """Refuse evaluations of other corpora, queries, judgements or scoring: queries are compared one by one."""
-    files = {
-        name: {file: value for file, value in record["inputs"].items() if file.endswith((".jsonl", ".tsv"))}
-        | {setting: record["config"].get(setting) for setting in ("min_relevant_grade", "exclude_self")}
-        for name, record in records.items()
-    }
-    first = next(iter(files.values()), {})
-    for name, hashes in files.items():
-        if changed := [file for file in {**first, **hashes} if first.get(file) != hashes.get(file)]:
-            raise InputError(
-                f"report: got another {', another '.join(changed)} for {name} than for {next(iter(files))}; expected "
-                "evaluations of the same collection and split; fix: make one report per collection"
-            )
-
-
 def _task_of(records: Mapping[str, Any], collection: CollectionSource | Task | None) -> tuple[Task | None, list[str]]:
     """Return the evaluated task, for its texts, or the reason why the page has ids alone."""
     record: Mapping[str, Any] = next(iter(records.values()), {})
     config, inputs = record.get("config", {}), record.get("inputs", {})
-    recorded = str(config.get("collection", ""))
+    # an earlier version recorded "." for a collection in memory
+    recorded = "" if "collection" in inputs else str(config.get("collection") or "")
     if collection is None and not Path(recorded or "-").is_dir():
         got = f"{recorded} is not there" if recorded else "No collection was given"
         return None, [f"{got}, so queries and documents are shown by their ids."]
     source = recorded if collection is None else collection
-    split = config.get("split", "test")
-    task = source if isinstance(source, Task) else collection_task(source, split, missing_documents="drop")
-    if changed := [name for name, value in task.inputs.items() if inputs.get(name, value) != value]:
+    try:
+        split = config.get("split", "test")
+        task = source if isinstance(source, Task) else collection_task(source, split, missing_documents="drop")
+    except InputError as error:
+        if collection is not None:
+            raise
+        return None, [f"{recorded} cannot be read, so queries and documents are shown by their ids: {error}"]
+    if record and (changed := [name for name, value in task.inputs.items() if inputs.get(name) != value]):
         return None, [f"{', '.join(changed)} changed since the evaluation, so queries and documents are shown by ids."]
     return task, []
 
@@ -398,7 +399,6 @@ def _(result: Comparisons, name: str) -> Fields:
         "systems": [SystemScores(name=each, label=each, metrics={}) for each in names],
         "primary_metric": result[0].metric,
         "comparisons": [Comparison(pair.system, pair.baseline, pair.metric, pair.difference) for pair in result],
-        "notes": [f"{name} has differences alone: no mean and no query is shown."],
     }
 
 

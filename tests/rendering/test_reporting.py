@@ -77,7 +77,7 @@ def test_wrong_folder_is_named_for_what_it_is(runs, capsys, folder, got, fix):
 
 
 def test_wrong_objects_are_refused(runs):
-    for results, where in (((), "report"), ((7,), "report"), (({"one": evaluation(0.5), "two": "x"},), "report")):
+    for results, where in (((), "report"), ((7,), "report"), (({"one": evaluation(0.5), "two": 7},), "report")):
         with pytest.raises(InputError) as caught:
             report(*results)
         assert caught.value.where == where and caught.value.fix
@@ -231,3 +231,60 @@ def test_report_of_several_systems_and_of_the_flag(capsys, runs, tmp_path):
     code, envelope = call(capsys, "report", tmp_path / "several", "--out", tmp_path / "again.html")
     (metric, *_) = envelope["metrics"]["comparisons"]
     assert code == 0 and metric["metric"] == "ndcg@10" and (tmp_path / "again.html").is_file()
+
+
+def test_evaluation_of_a_collection_in_memory_opens_no_folder(tmp_path, monkeypatch):
+    toy = action_collection(splits=False)
+    first, second = Collection("a", toy.corpus, toy.queries, toy.qrels), dict(list(toy.corpus.items())[1:])
+    evaluate("bm25", first, tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["config"]["collection"] is None
+    save_collection(first, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    for recorded in (None, "."):  # an earlier version wrote "."
+        record["config"]["collection"] = recorded
+        (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+        assert any("No collection was given" in note for note in report(tmp_path / "run").data.notes)
+    assert not any("by ids" in note for note in report(tmp_path / "run", collection=first).data.notes)
+    other = Collection("a", second, toy.queries, {"test": {q: {d: 1 for d in r if d in second} for q, r in
+                       toy.qrels["test"].items()}})  # fmt: skip
+    for changed in (other, tmp_path / "here"):
+        assert any("by ids" in note for note in report(tmp_path / "run", collection=changed).data.notes)
+    evaluate("bm25", other, tmp_path / "other")
+    with pytest.raises(InputError) as caught:
+        report(tmp_path / "run", tmp_path / "other")
+    assert "another collection" in caught.value.got
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_text("damaged"), lambda path: path.unlink()])
+def test_texts_are_left_out_if_the_collection_cannot_be_read(copied, change):
+    for name in ("good", "bad"):
+        record = json.loads((copied / name / "run.json").read_text())
+        record["config"]["collection"] = str(copied / "actions")
+        (copied / name / "run.json").write_text(json.dumps(record))
+    change(copied / "actions" / "qrels" / "test.tsv")
+    page = report(copied / "good", copied / "bad")
+    assert page.data.comparisons and any("cannot be read" in note for note in page.data.notes)
+    with pytest.raises(InputError):
+        report(copied / "good", copied / "bad", collection=copied / "actions")
+
+
+def test_names_lists_and_comparisons_of_the_same_systems(runs):
+    named = report({"BM25": runs / "good", "reversed": str(runs / "bad")}).data
+    assert [(c.system, c.baseline) for c in named.comparisons[:1]] == [("reversed", "BM25")]
+    assert named.facts.keys() == {"BM25", "reversed"}
+    assert (
+        report([runs / "good", [runs / "bad"]]).data.comparisons == report(runs / "good", runs / "bad").data.comparisons
+    )
+    base, tuned = evaluation(0.5, system="base"), evaluation(0.6, system="tuned")
+    data = report(base, tuned, bixse.compare(tuned, baseline=base)).data
+    assert [system.name for system in data.systems] == ["base", "tuned"]
+    assert [(c.system, c.baseline, c.metric) for c in data.comparisons] == [("tuned", "base", "ndcg@10")]
+    assert not any("differences alone" in note for note in data.notes)
+
+
+def test_evaluation_of_another_metric_does_have_values_per_query():
+    values = {"recall@5": {"q": 0.5}}
+    data = report(evaluation(0.5, metrics={"recall@5": 0.5}, by_query=values)).data
+    assert [note for note in data.notes if "no ndcg@10 per query" in note]
+    assert not [note for note in data.notes if "no values" in note]

@@ -21,7 +21,7 @@ from bixse.evaluation.metrics import METRICS, STORED_PER_QUERY, PerQuery, evalua
 from bixse.evaluation.systems import RUN_NAME, System, SystemSource, open_system
 from bixse.evaluation.tasks import CollectionSource, QuerySet, Task, collection_task
 from bixse.files.files import read_text, write_atomically
-from bixse.relevance import DEPTH, Ranking
+from bixse.relevance import DEPTH, MIN_RELEVANT_GRADE, Ranking
 from bixse.rendering.table import Cell, Table
 
 if TYPE_CHECKING:
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 PER_QUERY_NAME = "per_query.json"
 PARTIAL_NAME = "best_so_far.npz"
+DATA_SUFFIXES = (".jsonl", ".tsv")
+"""Suffixes of a collection's files among the inputs of an evaluation."""
+SCORING: Mapping[str, Any] = {
+    "split": "test", "exclude_self": False, "min_relevant_grade": MIN_RELEVANT_GRADE, "missing_documents": "refuse",
+}  # fmt: skip
+"""Setting of the scores -> its default, which a record of an earlier version may lack."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +201,34 @@ def read_figures(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, floa
             "wrote; fix: delete the folder and evaluate again"
         ) from error
     return record, per_query
+
+
+def check_comparable(where: str | Path, name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse evaluations, as `config` and `inputs` of their records, whose queries cannot be compared one by one.
+
+    The inputs of a system, such as the hashes of a model, do not count.
+    """
+    (old, old_files), (new, new_files) = ((each["config"], each["inputs"]) for each in (before, now))
+    files = [file for file in {**old_files, **new_files} if file == "collection" or file.endswith(DATA_SUFFIXES)]
+    changed = [file for file in files if old_files.get(file) != new_files.get(file)]
+    changed += [key for key, default in SCORING.items() if old.get(key, default) != new.get(key, default)]
+    if changed:
+        raise InputError(
+            f"{where}: got an evaluation with another {', another '.join(changed)} than {name}; expected the same "
+            "collection and settings of scores, since queries are compared one by one; fix: evaluate both on the same"
+        )
+
+
+def read_evaluation(folder: Path) -> Evaluation:
+    """Return a finished evaluation of one system from its folder; raise InputError as `read_figures` does."""
+    record, by_query = read_figures(folder)
+    config, results = record["config"], record["results"]
+    system = str(config["model"])
+    system += f" at {config['dimensions']}" if config.get("dimensions") else ""
+    system += f", reranked by {config['rerank']}" if config.get("rerank") else ""
+    run = read_run(folder / RUN_NAME) if (folder / RUN_NAME).is_file() and (folder / RUN_NAME).stat().st_size else {}
+    task = f"{Path(config.get('collection') or '').name}, split {config.get('split', '')}"
+    return Evaluation(task, results["metrics"], by_query, run, results["seconds"], reused=True, system=system)
 
 
 def open_evaluation(system: System, task: Task, out: Path) -> Run:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import InputError, shorten
-from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation, read_figures
+from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation, check_comparable, read_figures
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.statistics import paired_difference
 from bixse.results import VERDICT_IN_A_SENTENCE, Difference
@@ -55,14 +55,8 @@ def read_baseline(path: Path, task: Task) -> dict[str, float]:
     folder = path if path.is_dir() else path.parent
     record, per_query = read_figures(folder)
     scoring = {"exclude_self": task.exclude_self, "min_relevant_grade": task.min_relevant_grade}
-    now = {**task.inputs, **{name: value for name, value in task.settings.items() if name != "collection"}, **scoring}
-    before = {**record["config"], **record["inputs"]}
-    changed = [name for name, value in now.items() if before.get(name) != value]
-    if changed:
-        raise InputError(
-            f"{folder}: got an evaluation with another {', another '.join(changed)}; expected the same collection and "
-            "settings of scores, since queries are compared one by one; fix: evaluate the baseline on them"
-        )
+    now = {"config": {**task.settings, **scoring}, "inputs": task.inputs}
+    check_comparable(folder, "now", record, now)
     if PRIMARY_METRIC not in per_query:
         raise InputError(
             f"{folder / PER_QUERY_NAME}: got the metrics {shorten(list(per_query))}; expected {PRIMARY_METRIC}; fix: "

@@ -142,7 +142,11 @@ def collection_task(
         exclude_self=exclude_self,
         min_relevant_grade=min_relevant_grade,
         inputs=inputs,
-        settings={"collection": folder, "split": split, "missing_documents": missing_documents},
+        settings={
+            "collection": None if "collection" in inputs else folder,  # an object has no path
+            "split": split,
+            "missing_documents": missing_documents,
+        },
         warnings=tuple(_warn_of_collection(corpus, queries, judged, min_relevant_grade, exclude_self)),
         joined=tuple(joined),
     )
