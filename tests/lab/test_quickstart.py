@@ -76,6 +76,21 @@ def test_ctrl_c_is_recorded(tmp_path, tiny_model_path, monkeypatch):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
 
 
+def test_a_damaged_record_is_refused(finished, tmp_path, tiny_model_path, monkeypatch):
+    monkeypatch.setattr(module, "MODEL", str(tiny_model_path))
+    monkeypatch.setattr(module, "FAST_TRAIN_LENGTH", 16)
+    record = json.loads((finished[0] / "run.json").read_text())
+    for results, files in (({}, ("results.json",)), (record["results"], ())):
+        folder = tmp_path / f"{len(files)}"
+        folder.mkdir()
+        for name in files:
+            (folder / name).write_bytes((finished[0] / name).read_bytes())
+        (folder / "run.json").write_text(json.dumps({**record, "results": results}))
+        with pytest.raises(InputError) as caught:
+            module.quickstart(SETTINGS, folder)
+        assert caught.value.where == str(folder)
+
+
 def test_its_page_is_the_report_of_its_folder(finished):
     out, result = finished
     assert report(out).data == result.report

@@ -71,6 +71,15 @@ class QuickstartResult:
     reused: bool = False
 
 
+@dataclass(frozen=True)
+class _Done:
+    """The results that the record of a finished quick start holds."""
+
+    verdicts: list[str]
+    warnings: list[str]
+    reused: bool
+
+
 @contextmanager
 def _stage(say: Callable[[str], object], timings: defaultdict[str, float], name: str) -> Iterator[list[str]]:
     """Announce and time a block, then report the notes that the block added to the list."""
@@ -107,8 +116,10 @@ def quickstart(
     identity = {**settings.model_dump(mode="json"), "model": MODEL, "precision": config.precision}
     record = open_run(out, "quickstart", identity, {"python": PYDOCS_PYTHON})
     if record.status == "finished":
-        report, done = load_report_data(out / "results.json"), record.results
-        return QuickstartResult(report, done["verdicts"], _artifacts(out), done["warnings"], reused=True)
+        done = record.result(_Done, lambda _: ["results.json"])
+        return QuickstartResult(
+            load_report_data(out / "results.json"), done.verdicts, _artifacts(out), done.warnings, reused=True
+        )
     record.save("running")
     record.saved = "the models that are trained stay"
     stage, comparer = partial(_stage, say, record.timings), Comparer(out / "collection", seed)

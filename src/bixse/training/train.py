@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
 from bixse.data.pairs_files import paths_or_pairs
 from bixse.data.run import open_run
 from bixse.data.task_instructions import load_instructions
@@ -147,8 +145,8 @@ def train_into(
         record, model_path = inputs.record, out / MODEL_FOLDER
         check_agreement({"settings": record.fingerprint, "status of the run": record.status})
         if record.status == "finished" and model_path.is_dir():
-            saved = {**record.results, "model_path": model_path, "reused": True}
-            return TypeAdapter(TrainResult).validate_python(saved)
+            record.results["model_path"] = model_path
+            return record.result(TrainResult, lambda _: [])
         return run_training(config, inputs, guard, title if progress else None)
 
 
