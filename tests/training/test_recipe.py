@@ -15,7 +15,7 @@ from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.encoders.serving import older_settings
-from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
+from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, TrainingError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
@@ -109,6 +109,35 @@ def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     again = train_toy(merge=None)
     assert again.reused
     assert again.history == result.history
+
+
+def test_a_finished_run_with_a_damaged_record_is_refused(tmp_path, train_toy):
+    train_toy(merge=None, dev=None)
+    path = tmp_path / "out" / "run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "results": {"history": "damaged"}}))
+    with pytest.raises(InputError) as caught:
+        train_toy(merge=None, dev=None)
+    assert caught.value.where == str(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("unexpected"), "failed"),
+        (TrainingError("no way on"), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
+)
+def test_only_a_stop_from_outside_is_recorded_as_interrupted(tmp_path, monkeypatch, train_toy, error, status):
+    def stop(*given, **named):
+        raise error
+
+    monkeypatch.setattr(GradedTrainer, "training_step", stop)
+    with pytest.raises(type(error)):
+        train_toy(merge=None, dev=None)
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["status"] == status and record["timings"]["train"] > 0
 
 
 @pytest.mark.parametrize(

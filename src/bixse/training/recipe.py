@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from sentence_transformers.util import batch_to_device
@@ -31,7 +31,7 @@ from bixse.encoders.loading.precision import autocast, default_device
 from bixse.encoders.loading.standardise import TEXTS_MEASURED, Standardised, standardise
 from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
 from bixse.encoders.weights import Weights, add_lora, has_lora, merge_lora, trained_weights, upcast_trainable_to_float32
-from bixse.errors import InputError, InterruptedRunError, TrainingError
+from bixse.errors import InputError, InterruptedRunError
 from bixse.files.files import storage_errors
 from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.training import checks
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import Pairs
-    from bixse.data.run import Run
+    from bixse.data.run import Run, Status
     from bixse.data.task_instructions import Instructions
     from bixse.losses import GradedLoss
 
@@ -344,23 +344,23 @@ def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge:
     checkpoint, warnings = checkpoint_to_resume(out / CHECKPOINT_FOLDER)
     check_agreement({"checkpoint": checkpoint})
     before = checks.embedding_spreads(trainer.loss.model, trainer.pairs)
-    ended: Literal["interrupted", "failed"] | None = "interrupted"
+    ended: Status = "failed"
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.check_finite()
         state = trainer.state
-        if state.global_step >= state.max_steps:
+        is_done = state.global_step >= state.max_steps
+        if is_done:
             losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
             after = checks.embedding_spreads(trainer.loss.model, trainer.pairs)
             checks.check_learned(before, after, losses, trainer.evaluator is not None)
             # a Ctrl-C during the last step ends the run only if the merge is still to come
-            if not (then_merge and any_process(stop.requested, trainer.args.device)):
-                ended = None
-    except TrainingError:
-        ended = "failed"
+            is_done = not (then_merge and any_process(stop.requested, trainer.args.device))
+        ended = "running" if is_done else "interrupted"
+    except KeyboardInterrupt:
+        ended = "interrupted"
         raise
     except torch.OutOfMemoryError as error:
-        ended = "failed"
         raise InputError(
             f"training: got a batch that does not fit into the memory of {trainer.args.device} "
             f"({str(error).partition('. ')[0]}); expected one that fits; fix: set `gradient_cache: true` under "
@@ -368,10 +368,10 @@ def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge:
         ) from error
     finally:
         stop.release()
-        if ended is not None:
+        if ended != "running":
             _add_timings(guard, started, trainer)
             guard.save_record(ended)
-    if ended is not None:
+    if ended != "running":
         done = f"got Ctrl-C or SIGTERM after step {state.global_step} of {state.max_steps}"
         raise InterruptedRunError(f"{out}: {done}; the last checkpoint is kept; the same command continues from it")
     return warnings
