@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 import bixse
+from bixse.cli.verb import CommandResult
 from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.run import open_run
 from bixse.data.trec import write_run
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import Evaluation, evaluate
@@ -288,3 +290,17 @@ def test_evaluation_of_another_metric_does_have_values_per_query():
     data = report(evaluation(0.5, metrics={"recall@5": 0.5}, by_query=values)).data
     assert [note for note in data.notes if "no ndcg@10 per query" in note]
     assert not [note for note in data.notes if "no values" in note]
+
+
+def test_flag_writes_a_page_after_a_failed_gate_and_keeps_the_figures_without_one(capsys, runs, tmp_path, monkeypatch):
+    words = ("evaluate", runs / "bad.trec", "--collection", runs / "actions", "--report")
+    code, envelope = call(capsys, *words, "--fail-if-worse-than", runs / "good", "--out", tmp_path / "gate")
+    assert (code, envelope["metrics"]["gate"]["passed"]) == (1, False)
+    assert (tmp_path / "gate" / "report.html").is_file()
+    run = "bixse.cli.verbs.evaluate._on_suite"  # a suite of which a task failed has a record that is no finished run
+    open_run(tmp_path / "suite", "evaluate", {"suite": "beir"}, {}).save("failed")
+    monkeypatch.setattr(run, lambda *_: CommandResult("the table", {"systems": 1}, exit_code=3))
+    words = ("evaluate", "bm25", "--suite", "beir", "--data", runs, "--report", "--out", tmp_path / "suite")
+    code, envelope = call(capsys, *words)
+    assert (code, envelope["metrics"]) == (3, {"systems": 1})
+    assert any("no report was written" in warning for warning in envelope["warnings"])

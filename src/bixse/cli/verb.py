@@ -145,7 +145,7 @@ class Verb(Generic[SettingsType, OptionsType]):
             result = self.run(settings, options)
         if not options.report or options.dry_run or not is_main_process():
             return result
-        is_done = result.exit_code in (0, 3) and "waiting" not in result.metrics
+        is_done = result.exit_code in (0, 1, 3) and "waiting" not in result.metrics  # 1: a gate or a check failed
         return _with_report(result, options.folder) if is_done else result
 
     def _overwritten(
@@ -168,7 +168,10 @@ class Verb(Generic[SettingsType, OptionsType]):
 def _with_report(result: CommandResult, folder: Path) -> CommandResult:
     from bixse.reporting import report
 
-    page = str(report(folder).save(folder / "report.html"))
+    try:
+        page = str(report(folder).save(folder / "report.html"))
+    except InputError as error:  # the page must not take the figures of the run with it
+        return replace(result, warnings=[*result.warnings, f"no report was written: {error}"])
     return replace(result, text=f"{result.text}\nreport: {page}", artifacts={**result.artifacts, "report": page})
 
 
