@@ -320,6 +320,19 @@ def test_interrupted_run_continues_inside_the_next_retriever(
         assert resumed[name] == expected[name]
 
 
+def test_warnings_of_finished_retrievers_outlive_an_interruption(collection, tmp_path, tiny_model_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    config = MineConfig(collection=collection, retrievers=(str(tiny_model_path), "bm25"), max_length=4, cache="none")
+    expected = mine_into(config, tmp_path / "expected").warnings
+    assert any("longer" in line or "cut" in line for line in expected), expected
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(BM25, "search", stop)
+        mine_into(config, tmp_path / "out")
+    assert mine_into(config, tmp_path / "out").warnings == expected
+
+
 def read_known(collection, rows, **settings):
     content = lines({"query_id": "q-copy", "query": "x", "relevance": 1.0, **row} for row in rows)
     path = put(collection.parent, {"known.jsonl": content}) / "known.jsonl"

@@ -172,16 +172,20 @@ def _mine(
     task = _task(config, inputs, objects, hashes)
     runs = {label: SavedRun(out / f"run.{label}.trec", is_temporary) for label in labels}
     pending = {label: open_retriever(retrievers[label], config) for label in labels if not runs[label].path.exists()}
-    doubts = [line for system in pending.values() for line in system.check_answers(task, refuse=True)]
+    doubts: dict[str, list[str]] = dict(record.results.get("doubts", {}))  # of retrievers of an interrupted call
+    doubts |= {label: [*system.check_answers(task, refuse=True)] for label, system in pending.items()}
     record.save("running")
     with alone_in(out / WORK):
         for label, system in pending.items():
             started = time.perf_counter()
             runs[label].save(_answers(label, system, task, config.depth, out / WORK, progress), label)
-            doubts += [f"{label}{note.removeprefix(system.label)}" for note in system.notes]
+            doubts[label] += [f"{label}{note.removeprefix(system.label)}" for note in system.notes]
             record.timings[f"search with {label}"] = time.perf_counter() - started
+            record.results = {"doubts": doubts}
+            record.save("running")
             system.release()
-        return _finish(config, runs, replace(inputs, warnings=(*inputs.warnings, *doubts)), record, task)
+        warnings = (*inputs.warnings, *(line for label in labels for line in doubts.get(label, ())))
+        return _finish(config, runs, replace(inputs, warnings=warnings), record, task)
 
 
 def _task(config: MineConfig, inputs: MineInputs, objects: MineObjects, hashes: Mapping[str, str]) -> Task:
