@@ -212,6 +212,7 @@ def test_a_run_that_is_refused_at_its_end_brings_the_earlier_one_back(capsys, co
         ("anna.jsonl", '{"event": "1", "person": "anna", "query_id": "q"}'),
         ("answers/ledger.json", "{}"),
         ("thesis.docx", ""),
+        (".git/HEAD", ""),
         ("notes/todo.txt", ""),
         ("below/run.json", '{"fingerprint": "", "command": "train"}'),
     ],

@@ -50,6 +50,7 @@ HELD: Mapping[str, tuple[str, ...]] = {
 WRITTEN = (
     ".json", ".jsonl", ".csv", ".tsv", ".trec", ".parquet", ".yaml", ".html", ".svg", ".py", ".npz", ".npy",
     ".safetensors", ".pt", ".pth", ".bin", ".model", ".onnx", ".data", ".xml", ".jinja", ".sqlite",
+    ".complete", ".distcp",
 )  # fmt: skip
 """Suffixes of the files that runs write."""
 WRITTEN_NAMES = ("README.md", "findings.md", "vocab.txt", "merges.txt", "SHA256SUMS")
@@ -273,9 +274,9 @@ def _wrote(path: Path, folder: Path) -> bool:
             suite is not None and suite == nested.get("config", {}).get("suite")
         )
         return command == nested.get("command") == "evaluate" and is_named
-    name = path.name
-    is_hidden = name.startswith((".", "events.out.tfevents")) or _is_lock(path)
-    return is_hidden or path.suffix in WRITTEN or name in WRITTEN_NAMES
+    is_hidden = any(part.startswith(".") and part != ".git" for part in path.parts)
+    is_known = path.suffix in WRITTEN or path.name in WRITTEN_NAMES or path.name.startswith("events.out.tfevents")
+    return is_hidden or is_known
 
 
 def _content(folder: Path) -> dict[str, Any]:
