@@ -266,7 +266,7 @@ def _wrote(path: Path, folder: Path) -> bool:
     """Return True for a file that the run in `folder` writes; a run inside it counts if the record names it."""
     if path.name == RUN_FILE and len(path.parts) > 1:
         outer, nested = _content(folder), _content(folder / path.parent)
-        command, top = str(outer.get("command")).split()[0], path.parts[0]
+        command, top = str(outer.get("command")).partition(" ")[0], path.parts[0]
         if command in ("sweep", "study", "quickstart"):
             return top == "runs" if command != "quickstart" else nested.get("command") == "train"
         suite = outer.get("config", {}).get("suite")
