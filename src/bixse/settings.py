@@ -12,7 +12,6 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
-    Literal,
     NamedTuple,
     Self,
     TypeAlias,
@@ -32,7 +31,7 @@ from pydantic import (
 )
 
 from bixse.errors import ConfigError, shorten
-from bixse.files.files import read_settings
+from bixse.files.files import Use, read_settings
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -52,12 +51,6 @@ EXPECTED = {
     "string_pattern_mismatch": "a text that matches {pattern}",
 }
 """Error type of pydantic -> expectation; pydantic's own messages name Python classes."""
-
-
-Use: TypeAlias = Literal[
-    "model", "system", "index", "training", "graded", "pairs", "judgements", "scores", "corpus", "queries", "collection"
-]  # fmt: skip
-"""The use of a file: a model; also an index, a run or bm25; an index or model; pairs with and without relevance."""
 
 
 class Flag(NamedTuple):

@@ -10,7 +10,7 @@ from bixse.data.run import in_run
 from bixse.settings import Reads, Settings, paths_in
 
 if TYPE_CHECKING:
-    from bixse.settings import Use
+    from bixse.files.files import Use
 
 Kind = TypeVar("Kind", bound=Settings)
 

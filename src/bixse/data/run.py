@@ -27,7 +27,7 @@ from bixse.errors import IncompleteError, InputError, InterruptedRunError, Outpu
 from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors, write_atomically
 
 if TYPE_CHECKING:
-    from bixse.settings import Use
+    from bixse.files.files import Use
 
 log = logging.getLogger(__name__)
 

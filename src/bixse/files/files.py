@@ -14,10 +14,14 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError, StorageError, shorten
 
+Use: TypeAlias = Literal[
+    "model", "system", "index", "training", "graded", "pairs", "judgements", "scores", "corpus", "queries", "collection"
+]  # fmt: skip
+"""The use of a file: a model; also an index, a run or bm25; an index or model; pairs with and without relevance."""
 PACKED = {
     b"\x1f\x8b": ("gzip", "unpack it with `gunzip < FILE > NEW`"),
     b"\xff\xfe": ("UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
