@@ -167,6 +167,7 @@ def test_training_objects_into_a_folder_continues_an_interrupted_run(objects, st
             with pytest.raises(InterruptedRunError) as stopped:
                 bixse.train(str(student), objects[0], out=out, **SHORT)
             assert stopped.value.model.encode(["copy a file"]).shape == (1, 16)
+            assert stopped.value.__cause__ is None and stopped.value.__suppress_context__
     trained = bixse.train(str(student), objects[0], out=tmp_path / "out", **SHORT)
     assert trained.history == whole.history and trained.folder == tmp_path / "out"
     assert np.array_equal(trained.model.encode(["copy"]), whole.model.encode(["copy"]))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose a known word") -> str:
@@ -109,6 +109,10 @@ class InterruptedRunError(BixseError):
 
     exit_code = 130
     known_to_all = True
+    graded: Any = None
+    """The pairs graded so far, if `grade` was stopped; None if there are none."""
+    model: Any = None
+    """The model of the last checkpoint, if `train` was stopped; None if there is none."""
 
 
 @dataclass(frozen=True)

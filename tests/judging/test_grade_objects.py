@@ -1,4 +1,5 @@
 import asyncio
+from tempfile import gettempdir
 
 import numpy as np
 import pandas
@@ -85,6 +86,7 @@ def test_ctrl_c_and_the_budget_keep_what_was_graded(judge, monkeypatch):
     with pytest.raises(InterruptedRunError) as caught:
         grade(ROWS, Judge(stopped, scale=(0, 3)))
     assert caught.value.graded.relevance.tolist() == RELEVANCE[:2]
+    assert gettempdir() not in str(caught.value) and caught.value.__suppress_context__  # the folder is gone
     priced = Judge("cross-encoder:none", prices=(1.0, 1.0))
     scripted = ScriptedJudge()
     monkeypatch.setattr(priced, "open", lambda spending=None: scripted)

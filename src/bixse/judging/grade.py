@@ -272,8 +272,10 @@ def grade(
         try:
             result = grade_into(config, judge.open(), folder, asked, progress)
         except InterruptedRunError as error:
-            error.graded = graded()  # type: ignore[attr-defined]
-            raise
+            left = "the ledger keeps the answers" if ledger else "ledger= would keep the answers"
+            stopped = error if out else InterruptedRunError(f"grade: got Ctrl-C; `graded` has the pairs so far; {left}")
+            stopped.graded = graded()
+            raise stopped from None
         table = graded()
     if result.summary.stopped is not None:
         raise BudgetReached(f"grade: {result.summary.stopped}; the pairs graded so far are in `graded`", table)

@@ -113,11 +113,10 @@ def train(
             result = train_into(config, run, verbose, given=given)
         except InterruptedRunError as error:
             checkpoint, _ = checkpoint_to_resume(run / CHECKPOINT_FOLDER)
-            stopped = (
-                error if out is not None else InterruptedRunError("train: got Ctrl-C; `model` is the model so far")
-            )
-            stopped.model = checkpoint and build_encoder(checkpoint)  # type: ignore[attr-defined]
-            raise stopped from error
+            stopped = error if out else InterruptedRunError("train: got Ctrl-C; `model` is the model so far")
+            remote = config.trust_remote_code
+            stopped.model = checkpoint and build_encoder(checkpoint, trust_remote_code=remote)
+            raise stopped from None
         for line in result.warnings:
             log.warning("%s", line)
         trained = build_encoder(result.model_path, trust_remote_code=config.trust_remote_code)
