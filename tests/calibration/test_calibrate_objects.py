@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pandas
 import pytest
@@ -29,6 +31,7 @@ def test_scores_without_queries_become_probabilities_with_a_threshold_and_a_curv
     assert ((probabilities - hits) ** 2).mean() < 0.6 * hits.var()
     assert calibration.probability(float(more[0])) == pytest.approx(probabilities[0])
     cut = calibration.threshold(precision=0.9)
+    assert repr(cut).startswith(f"{cut:.4g} (precision {cut.precision:.3f} [") and str(cut) == str(float(cut))
     assert isinstance(cut, float) and cut.precision >= 0.9 and cut.interval[0] < cut.precision <= 1
     held, _ = calibration.pairs.held_out()
     above = calibration.probability(scores)[held] >= cut
@@ -105,10 +108,14 @@ def test_wrong_pairs_of_a_model_are_refused(tiny_model):
             calibrate(tiny_model, pairs)
 
 
-def test_scores_that_say_nothing_have_no_probability():
+def test_scores_that_say_nothing_have_no_probability(caplog):
     few = ([0.1, 0.3, 0.2, 0.4], [0, 1, 0, 1])
     for source, message in ((scored(noise=1e6), "do not separate"), (few, "2 queries with a relevant.*at least 20")):
         calibration = calibrate(*source, seed=3)
         assert not calibration.helps
-        with pytest.raises(InputError, match=f"got none that helps: .*{message}"):
-            calibration.probability(0.5)
+        assert re.search(message, calibration.warnings[-1]) and calibration.warnings[-1] in caplog.messages
+        assert re.search(f"not used: .*{message.rpartition('.*')[2]}", str(calibration))
+        for call in (calibration.probability, calibration.threshold):
+            with pytest.raises(InputError, match=f"got none that helps: .*{message}") as caught:
+                call(0.5)
+            assert "--" not in caught.value.fix

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from bixse.encoders.loading.build import load_scorer
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import BixseError, InputError, shorten
 from bixse.evaluation.tasks import CollectionSource, Task, collection_task
-from bixse.rendering.table import Cell, Table
+from bixse.rendering.table import Cell, Table, format_interval
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from bixse.encoders.scorers import Scorer
     from bixse.progress import ProgressBars
     from bixse.results import Interval
+
+log = logging.getLogger(__name__)
 
 MOST_RELEVANT = 0.5
 """Mean relevance above which pairs are no sample of search results."""
@@ -75,6 +78,13 @@ class ChosenThreshold(float):
     recall: float
     interval: Interval | None
     """95 % interval of the precision, over queries."""
+
+    def __repr__(self) -> str:
+        ends = format_interval(*self.interval or (None, None))
+        figures = f"precision {self.precision:.3f} {ends}".rstrip()
+        return f"{float(self):.4g} ({figures}, recall {self.recall:.3f})"
+
+    __str__ = float.__repr__
 
 
 @dataclass(frozen=True)
@@ -123,16 +133,23 @@ class Calibration(Table):
 
     def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
         reports = self.check.reports.items()
-        return ["held-out half", "Brier", "ECE", "constant's Brier"], [
-            [name, each.brier, each.ece, each.base_rate_brier] for name, each in reports
-        ]
+        rows: list[list[Cell]] = [[name, each.brier, each.ece, each.base_rate_brier] for name, each in reports]
+        few = "" if self.check.auc is None or self.check.auc.verdict != "cannot tell" else self.check.auc.few
+        reason = f"cannot tell ({few})" if few else self.check.finding
+        rows += [] if self.helps else [[f"not used: {reason}", None, None, None]]
+        return ["held-out half", "Brier", "ECE", "constant's Brier"], rows
 
     def _usable(self) -> RelevanceHead:
         if self.head is None:
             raise InputError(
-                f"calibration: got none that helps: {self.check.finding}; expected one; fix: {self.check.fix}"
+                f"calibration: got none that helps: {self.check.finding}; expected one; fix: {_in_python(self.check)}"
             )
         return self.head
+
+
+def _in_python(check: HeldOutCheck) -> str:
+    """Return the remedy of a check with the keyword in place of the option."""
+    return check.fix.replace("save the calibration with --anyway", "pass anyway=True")
 
 
 def calibrate(source: Any, judged: Any = None, **options: Any) -> Calibration:
@@ -144,6 +161,8 @@ def calibrate(source: Any, judged: Any = None, **options: Any) -> Calibration:
             graded pairs of any form, which the model was not trained on.
         options: keywords of these functions, such as `split`, `prior` and `seed`.
 
+    A calibration that does not help is not used: its `warnings`, which are logged, have the reason.
+
     Raises:
         InputError: scores or pairs that cannot be used, or fewer than 4 queries.
 
@@ -154,12 +173,17 @@ def calibrate(source: Any, judged: Any = None, **options: Any) -> Calibration:
         (True, True)
     """
     is_model = isinstance(source, str | Path) or is_encoder(source) or hasattr(source, "heads")  # a Scorer
-    if not is_model:
-        return calibrate_scores(source, judged, **options)
     is_folder = isinstance(judged, str | Path) and (Path(judged) / "corpus.jsonl").is_file()
     is_triple = isinstance(judged, tuple) and all(isinstance(part, Mapping) for part in judged)
     is_collection = is_folder or is_triple or isinstance(judged, Collection)
-    return (calibrate_collection if is_collection else calibrate_model)(source, judged, **options)
+    of_model = calibrate_collection if is_collection else calibrate_model
+    calibration: Calibration = (of_model if is_model else calibrate_scores)(source, judged, **options)
+    if not calibration.helps:
+        reason = f"the calibration is not used: {calibration.check.finding}; fix: {_in_python(calibration.check)}"
+        calibration = replace(calibration, warnings=(*calibration.warnings, reason))
+    for line in calibration.warnings:
+        log.warning("%s", line)
+    return calibration
 
 
 def calibrate_scores(

@@ -413,7 +413,7 @@ def _judged(
         number, expected = few.split("; ")
         raise InputError(
             f"thresholds: got {number}, which cannot tell; expected {expected}, half of which are held out; "
-            "fix: grade documents for more queries, or leave --at-precision out"
+            "fix: grade documents for more queries, or choose no threshold"
         )
     rows = pairs.held_out()[0] == of_held_out
     probabilities, labels = head.probability(pairs.cosines[rows]), pairs.relevance[rows] >= pairs.positive_from
