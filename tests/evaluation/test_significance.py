@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 import scipy.stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.proportion import proportion_confint
 
 from bixse.errors import InputError
 from bixse.evaluation.statistics import (
@@ -12,6 +14,7 @@ from bixse.evaluation.statistics import (
     paired_difference,
     query_draws,
     randomisation_test,
+    wilson_interval,
 )
 from bixse.rendering.table import format_verdict
 from bixse.results import QUERIES_FROM
@@ -202,3 +205,13 @@ def test_holm():
     assert holm([]) == []
     # by hand: 0.008 * 5, 0.012 * 4, 0.03 * 3, 0.041 * 2 and 0.2 in rising order, none below the one before
     assert holm([0.03, 0.008, 0.041, 0.012, 0.2]) == pytest.approx([0.09, 0.04, 0.09, 0.048, 0.2])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_holm_and_wilson_equal_those_of_statsmodels(seed):
+    generator = np.random.default_rng(seed)
+    p_values = np.round(generator.random(generator.integers(1, 12)), 1) ** 3  # with ties, 0 and 1
+    assert holm(p_values.tolist()) == multipletests(p_values, method="holm")[1].tolist()
+    for total in (1, 10, 300 * generator.random()):
+        for count in (0, total, total * generator.random()):
+            assert wilson_interval(count, total) == proportion_confint(count, total, method="wilson")
