@@ -69,6 +69,11 @@ from .calibration.calibrate_settings import CalibrateSettings as CalibrateSettin
 # Reports: pages of any results
 from .reporting import report as report
 
+# Errors: what went wrong, and how to fix it
+from .errors import BixseError as BixseError
+from .errors import InputError as InputError
+from .errors import InterruptedRunError as InterruptedRunError
+
 # Studies and suites: many runs
 from .lab.quickstart import quickstart as quickstart
 from .lab.lab_config import QuickstartConfig as QuickstartConfig
