@@ -34,7 +34,10 @@ from bixse.errors import ConfigError, shorten
 from bixse.files.files import Use, read_settings
 
 if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
     from pydantic.fields import FieldInfo
+else:
+    ModelMetaclass = type(BaseModel)  # pydantic has no public name for it
 
 
 PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
@@ -51,6 +54,10 @@ EXPECTED = {
     "string_pattern_mismatch": "a text that matches {pattern}",
 }
 """Error type of pydantic -> expectation; pydantic's own messages name Python classes."""
+
+
+NEAREST = 10
+"""Number of known keys that the error of an unknown key lists."""
 
 
 class Flag(NamedTuple):
@@ -74,7 +81,19 @@ class Reads:
     use: Use
 
 
-class Settings(BaseModel):
+class _RaisesConfigError(ModelMetaclass):
+    """The call of a settings class. An `__init__` would raise for a section before the errors are collected."""
+
+    if not TYPE_CHECKING:  # mypy takes the keywords from the fields
+
+        def __call__(cls, **values: Any) -> Any:  # noqa: N805 (a metaclass)
+            try:
+                return super().__call__(**values)
+            except ValidationError as error:
+                raise _refused(cls, error, values, "settings") from None
+
+
+class Settings(BaseModel, metaclass=_RaisesConfigError):
     """The base of all settings. Unknown keys are refused; the text below a field is the help of its option.
 
     Example:
@@ -87,24 +106,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     renamed: ClassVar[Mapping[str, str]] = {}
-    """Key of an earlier version, or that users look for -> hint at its replacement."""
+    """Key of an earlier version, or that users look for -> the key of today, or a hint."""
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Self:
         """Read settings from a YAML file, whose relative paths start at its folder; dotted overrides come on top."""
         values = cls.from_folder(read_settings(path), path.parent) if path is not None else {}
-        overrides = overrides or {}
-        for key, value in overrides.items():
-            if value is None and (within := [other for other in overrides if other.startswith(f"{key}.")]):
-                line = f"{key}: got null together with {within[0]}; expected one of the two; fix: drop one"
-                raise ConfigError(f"{path or 'settings'}: 1 error\n  {line}")
-            _set(values, key, value)
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            lines = _explain(cls, error, values)
-            count = f"{len(lines)} error{'s' if len(lines) != 1 else ''}"
-            raise ConfigError("\n".join([f"{path or 'settings'}: {count}", *lines])) from error
+        return cls._checked(values, overrides or {}, path or "settings")
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any], **settings: Any) -> Self:
@@ -120,7 +128,23 @@ class Settings(BaseModel):
             flag, section = flag_of(field), section_of(field)
             if flag is not None and flag.flat and section is not None:
                 keys |= {inner: f"{name}.{inner}" for inner in section.model_fields}
-        return cls.load(None, {keys.get(name, name): value for name, value in options.items()} | settings)
+        values = {keys.get(name, name): value for name, value in options.items()}
+        return cls._checked({}, values | settings, "settings", in_python=True)
+
+    @classmethod
+    def _checked(
+        cls, values: dict[str, Any], overrides: Mapping[str, Any], where: object, in_python: bool = False
+    ) -> Self:
+        """Validate values with dotted overrides; `in_python`: errors name the keywords of a function."""
+        for key, value in overrides.items():
+            if value is None and (within := [other for other in overrides if other.startswith(f"{key}.")]):
+                line = f"{key}: got null together with {within[0]}; expected one of the two; fix: drop one"
+                raise ConfigError(f"{where}: 1 error\n  {line}")
+            _set(values, key, value)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise _refused(cls, error, values, where, in_python) from error
 
     @model_validator(mode="before")
     @classmethod
@@ -241,14 +265,18 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     section[last] = value
 
 
-def _explain(kind: type[Settings], error: ValidationError, values: Mapping[str, Any]) -> list[str]:
-    """Write one line per key: pydantic reports each member of a union by itself."""
+def _refused(
+    kind: type[Settings], error: ValidationError, values: Mapping[str, Any], where: object, in_python: bool = False
+) -> ConfigError:
+    """Return the error with one line per key: pydantic reports each member of a union by itself."""
     errors: dict[str, list[Mapping[str, Any]]] = {}
     for entry in error.errors():
         errors.setdefault(_key_of(entry, values), []).append(entry)
     # pydantic reports a wrong list as a wrong single value too; the error of the entry is the useful one
     keys = [key for key in errors if not any(other.startswith(f"{key}.") for other in errors)]
-    return [_line(kind, key, errors[key]) for key in keys]
+    lines = [_line(kind, key, errors[key], in_python) for key in keys]
+    count = f"{len(lines)} error{'s' if len(lines) != 1 else ''}"
+    return ConfigError("\n".join([f"{where}: {count}", *lines]))
 
 
 def _key_of(error: Mapping[str, Any], values: Any) -> str:
@@ -262,14 +290,14 @@ def _key_of(error: Mapping[str, Any], values: Any) -> str:
     return ".".join(parts if error["type"] != "missing" else [*parts, str(error["loc"][-1])])
 
 
-def _line(kind: type[Settings], key: str, errors: Sequence[Mapping[str, Any]]) -> str:
+def _line(kind: type[Settings], key: str, errors: Sequence[Mapping[str, Any]], in_python: bool) -> str:
     error = errors[0]
     field = kind.model_fields.get(key.partition(".")[0])
+    key = key.partition(".")[2] if in_python and _is_flat(kind, key) else key
     if error["type"] == "extra_forbidden":
-        known = {name.rpartition(".")[2]: name for name in known_keys(kind)}
-        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
-        hint = f"did you mean {known[close[0]]!r}?" if close else f"known keys: {', '.join(known.values())}"
-        hint = {"out": "give --out on the command line", **kind.renamed}.get(key, hint)
+        hint = {"out": "give --out on the command line", **kind.renamed}.get(key)
+        if hint is None or hint in {name.rpartition(".")[2] for name in known_keys(kind)}:
+            hint = _nearest(kind, hint or str(error["loc"][-1]), in_python)
         return f"  {key}: got an unknown key; expected a known one; fix: {hint}"
     if error["type"] == "missing":
         return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file{_on_the_command_line(key, field)}"
@@ -282,6 +310,23 @@ def _line(kind: type[Settings], key: str, errors: Sequence[Mapping[str, Any]]) -
     if not key:
         return f"  {message}{fix}"
     return f"  {key}: got {shorten(error['input'])}; {message}{fix}"
+
+
+def _is_flat(kind: type[Settings], key: str) -> bool:
+    """Return True for a dotted key that is one keyword of a function, without the name of its section."""
+    section, _, inner = key.partition(".")
+    flag = flag_of(kind.model_fields[section]) if inner and section in kind.model_fields else None
+    return flag is not None and flag.flat
+
+
+def _nearest(kind: type[Settings], word: str, in_python: bool) -> str:
+    """Return a hint at the known key that is meant, or at the ten nearest."""
+    known = {name.rpartition(".")[2]: name for name in known_keys(kind)}
+    shown = {name: name if in_python and _is_flat(kind, known[name]) else known[name] for name in known}
+    if close := difflib.get_close_matches(word, known, n=1):
+        return f"did you mean {shown[close[0]]!r}?"
+    nearest = difflib.get_close_matches(word, known, n=NEAREST, cutoff=0.0)
+    return f"choose a known key, such as {', '.join(shown[name] for name in nearest)}"
 
 
 def _on_the_command_line(key: str, field: FieldInfo | None) -> str:

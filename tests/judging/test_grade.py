@@ -127,7 +127,7 @@ def test_a_budget_of_0_asks_nothing_and_reads_the_ledger(tmp_path):
     result = graded(new_pairs_first, judge, tmp_path / "out", per_million=PRICES, max_usd=0.0)
     assert not judge.asked
     assert result.summary.statuses == {"graded": 5}
-    with pytest.raises(ValueError, match="max_usd"):
+    with pytest.raises(ConfigError, match="max_usd"):
         config_of(per_million=PRICES, max_usd=-1.0)
 
 

@@ -11,7 +11,7 @@ from bixse.data.pydocs import load_pydocs
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
-from bixse.errors import InputError, InterruptedRunError, OutputExistsError
+from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError
 from bixse.lab import quickstart as module
 from bixse.lab.lab_config import QuickstartConfig
 from bixse.reporting import report
@@ -145,7 +145,7 @@ def test_what_it_saves_reads_as_much_as_the_base_model(finished, tiny_model_path
 
 def test_losses_to_compare_with_are_other_losses_and_each_named_once():
     for wrong in (("bixse",), ("infonce", "infonce"), ("no-such",)):
-        with pytest.raises(ValueError, match="fix:"):
+        with pytest.raises(ConfigError, match="fix:"):
             QuickstartConfig(compare=wrong)
 
 

@@ -37,7 +37,8 @@ def errors(path, overrides=None):
     [
         ("pair: x", f"  pair: {UNKNOWN}; fix: did you mean 'pairs'?"),
         ("optimizer: {num_epochs: 3}", f"  optimizer.num_epochs: {UNKNOWN}; fix: did you mean 'optimizer.num_train"),
-        ("zzzz: 1", f"  zzzz: {UNKNOWN}; fix: known keys: pairs, task_shares,"),
+        ("zzzz: 1", f"  zzzz: {UNKNOWN}; fix: choose a known key, such as "),
+        ("batch_size: 1", f"  batch_size: {UNKNOWN}; fix: did you mean 'optimizer.global_batch_size'?"),
         ("out: runs/mine", f"  out: {UNKNOWN}; fix: give --out on the command line"),
         ("seed: -1", "  seed: got -1; expected greater than or equal to 0"),
         ("precision: half", "  precision: got 'half'; expected 'auto', 'float32' or 'bfloat16'"),
@@ -66,6 +67,34 @@ def test_all_errors_together(tmp_path):
     keys = [line.split(":")[0].strip() for line in lines]
     assert keys == ["pairs", "max_length", "loss", "optimizer.num_train_epochs", "optimizer.warm", "sed"]
     assert "give --pairs" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        *((word, "global_batch_size") for word in ("batch_size", "per_device_train_batch_size")),
+        ("epochs", "num_train_epochs"),
+        ("lr", "learning_rate"),
+        ("learning_rates", "learning_rate"),
+    ],
+)
+def test_a_keyword_is_named_as_people_type_it(word, meant):
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.of_options({word: 1}, pairs="p.csv")
+    assert f"  {word}: got an unknown key" in str(caught.value) and f"did you mean '{meant}'?" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"\n  num_train_epochs: got 0"):
+        TrainConfig.of_options({"num_train_epochs": 0}, pairs="p.csv")
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.of_options({"zzzz": 1}, pairs="p.csv")
+    assert str(caught.value).count(",") == 10 and "optimizer." not in str(caught.value)
+
+
+def test_settings_made_in_python_raise_the_error_of_a_file():
+    with pytest.raises(ConfigError, match="pairs: got nothing") as caught:
+        TrainConfig(model="demo", optimizer={"num_train_epochs": 0})
+    assert "optimizer.num_train_epochs: got 0" in str(caught.value)
+    with pytest.raises(ConfigError, match="num_train_epochs: got 0"):
+        OptimizerConfig(num_train_epochs=0)
 
 
 OF_TRANSFORMERS = [{"train_max_length": 16}, {"dropout": 0.1}, {"standardise": "mean"}]
@@ -126,7 +155,7 @@ def test_the_rates_of_the_encoder_and_of_the_bias(tiny_model_path, tmp_path):
     config = TrainConfig(pairs="p.csv", model=str(tiny_model_path), optimizer=optimizer)
     assert training_arguments(config, tmp_path, None).learning_rate == 2e-4
     assert make_loss(config, config.model).multiplier == 10
-    with pytest.raises(ValueError, match=r"optimizer\.bias_lr_multiplier"):
+    with pytest.raises(ConfigError, match=r"optimizer\.bias_lr_multiplier"):
         TrainConfig(pairs="p.csv", loss_options={"bias_lr_multiplier": 10})
 
 

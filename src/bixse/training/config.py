@@ -128,6 +128,8 @@ class TrainConfig(Settings):
     """
 
     renamed: ClassVar = {
+        **dict.fromkeys(("per_device_train_batch_size", "train_batch_size", "batch_size"), "global_batch_size"),
+        **{"epochs": "num_train_epochs", "lr": "learning_rate"},
         **dict.fromkeys(("frozen_layers", "max_distance"), "leave it out: `merge` keeps as much"),
         "kind": "train other kinds with sentence-transformers' trainers, as docs/reference/kinds.md does",
         "regrade": "leave it out: `bixse mine` with the tuned model finds likely false negatives for `bixse grade`",
