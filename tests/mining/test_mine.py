@@ -7,6 +7,7 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
+import bixse
 from bixse.cli.main import main
 from bixse.data.collection import load_collection
 from bixse.data.graded_pairs import Pair, Pairs
@@ -25,6 +26,7 @@ from bixse.mining.mine import WORK, mine_into
 from bixse.mining.mine_settings import MineConfig, read_inputs, sample_queries
 from bixse.mining.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 from bixse.mining.retrievers import retriever_labels
+from bixse.progress import Progress
 from bixse.relevance import GradeScale
 from bixse.search.bm25 import BM25
 from helpers.command import call, refused
@@ -431,3 +433,34 @@ def test_known_pairs_are_matched_by_their_texts_or_ids(collection, tmp_path):
     inputs = read_known(collection, rows, split="train")
     assert inputs.known == {"q-copy": {"copy-file", "copy-disk"}}
     assert inputs.warnings == ("known.jsonl: 1 of 2 pairs have another text than the corpus has under their id",)
+
+
+def test_one_progress_bar_is_open_at_a_time_and_verbs_of_objects_can_be_quiet(monkeypatch):
+    open_bars, titles = [], []
+
+    class Bar(Progress):
+        def __init__(self, title, total):
+            super().__init__(title, total)
+            assert not open_bars, (title, open_bars)
+            open_bars.append(title)
+            titles.append(title)
+
+        def close(self):
+            open_bars.clear()
+            super().close()
+
+    for name in ("mining.mine", "evaluation.evaluate", "judging.grade", "calibration.calibrate"):
+        monkeypatch.setattr(f"bixse.{name}.progress_bar", Bar)
+    corpus, queries = {"d1": "copy a file", "d2": "remove a file"}, {"q1": "copy it", "q2": "remove it"}
+    collection = (queries, corpus, {"q1": {"d1": 1}, "q2": {"d2": 1}})
+    judge = bixse.Judge(lambda query, document: query.split()[0] in document, name="word")
+    rows = [{"query": f"{query} {n}", "document": text, "relevance": n % 2}
+            for n in range(4) for query in queries.values() for text in corpus.values()]  # fmt: skip
+    for verbose in (False, True):
+        mined = bixse.mine(queries, corpus, ["bm25", "static:demo"], 2, verbose=verbose)
+        bixse.evaluate("static:demo", collection, verbose=verbose)
+        bixse.grade(mined, judge, verbose=verbose)
+        bixse.calibrate("static:demo", rows, verbose=verbose)
+        assert verbose == bool(titles)
+    assert titles[:3] == ["search with bm25", "encode documents", "search with static-demo"]
+    assert titles[3:] == ["static:demo: collection", "grade", "encode pairs"]

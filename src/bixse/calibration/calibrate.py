@@ -31,6 +31,7 @@ from bixse.encoders.loading.build import load_scorer
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import BixseError, InputError, shorten
 from bixse.evaluation.tasks import CollectionSource, Task, collection_task
+from bixse.progress import progress_bar
 from bixse.rendering.table import Cell, Table, format_interval
 
 if TYPE_CHECKING:
@@ -152,13 +153,14 @@ def _in_python(check: HeldOutCheck) -> str:
     return check.fix.replace("save the calibration with --anyway", "pass anyway=True")
 
 
-def calibrate(source: Any, judged: Any = None, **options: Any) -> Calibration:
+def calibrate(source: Any, judged: Any = None, verbose: bool = True, **options: Any) -> Calibration:
     """Fit probabilities of relevance: `calibrate_collection`, `calibrate_model` (graded pairs) or `calibrate_scores`.
 
     Args:
         source: a sequence of scores; or a model: name, folder, `SentenceTransformer` or `Scorer`.
         judged: the relevance of each score; or a collection (folder, `Collection` or (queries, corpus, qrels)) or
             graded pairs of any form, which the model was not trained on.
+        verbose: show progress while a model encodes.
         options: keywords of these functions, such as `split`, `prior` and `seed`.
 
     A calibration that does not help is not used: its `warnings`, which are logged, have the reason.
@@ -176,6 +178,8 @@ def calibrate(source: Any, judged: Any = None, **options: Any) -> Calibration:
     is_folder = isinstance(judged, str | Path) and (Path(judged) / "corpus.jsonl").is_file()
     is_triple = isinstance(judged, tuple) and all(isinstance(part, Mapping) for part in judged)
     is_collection = is_folder or is_triple or isinstance(judged, Collection)
+    if is_model and verbose:
+        options.setdefault("progress", progress_bar)
     of_model = calibrate_collection if is_collection else calibrate_model
     calibration: Calibration = (of_model if is_model else calibrate_scores)(source, judged, **options)
     if not calibration.helps:

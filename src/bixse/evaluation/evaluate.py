@@ -21,6 +21,7 @@ from bixse.evaluation.metrics import METRICS, STORED_PER_QUERY, PerQuery, evalua
 from bixse.evaluation.systems import RUN_NAME, System, SystemSource, open_system
 from bixse.evaluation.tasks import CollectionSource, QuerySet, Task, collection_task
 from bixse.files.files import read_text, write_atomically
+from bixse.progress import progress_bar
 from bixse.relevance import DEPTH, MIN_RELEVANT_GRADE, Ranking
 from bixse.rendering.table import Cell, Table
 
@@ -107,6 +108,7 @@ def evaluate(
     task: CollectionSource | Task,
     out: str | Path | None = None,
     progress: ProgressBars | None = None,
+    verbose: bool = True,
 ) -> Evaluation:
     """Search a collection with a model and score the answers against its graded judgements.
 
@@ -119,7 +121,8 @@ def evaluate(
         out: folder for run.json, run.trec and per_query.json. The same call reads finished results from it, and
             continues an interrupted search of the corpus. None writes nothing, not even embeddings of objects into
             the cache.
-        progress: makes a progress callback from a title and a total.
+        progress: makes a progress callback from a title and a total, in place of `verbose`.
+        verbose: show progress.
 
     Raises:
         InputError: collection, split or model cannot be used, or the task has several query sets.
@@ -137,7 +140,8 @@ def evaluate(
     if len(task.query_sets) > 1:
         names = ", ".join(query_set.name for query_set in task.query_sets)
         raise InputError(f"task {task.name}: got the query sets {names}; expected one; fix: call evaluate_query_sets")
-    return evaluate_query_sets(opened, task, None if out is None else Path(out), progress)[task.name]
+    shown = progress or (progress_bar if verbose else None)
+    return evaluate_query_sets(opened, task, None if out is None else Path(out), shown)[task.name]
 
 
 def evaluate_query_sets(

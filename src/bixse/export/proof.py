@@ -84,5 +84,7 @@ def ranking_difference(
 ) -> Difference:
     """Return nDCG@10 of the graph minus that of torch, paired by query."""
     systems = [EncoderSystem(encoder, cache="none") for encoder in (exported, model)]
-    graph, reference = (evaluate(system, task, progress=progress).by_query[PRIMARY_METRIC] for system in systems)
+    graph, reference = (
+        evaluate(system, task, progress=progress, verbose=False).by_query[PRIMARY_METRIC] for system in systems
+    )
     return paired_difference(graph, reference)

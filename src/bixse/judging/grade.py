@@ -26,7 +26,7 @@ from bixse.judging.ledgers.segments import check_folder, make_folder
 from bixse.judging.ledgers.writers import seal_left
 from bixse.judging.open_judge import GradeConfig, Judge
 from bixse.judging.spending import LEDGER_NAME, OverBudgetError, Spending
-from bixse.progress import Step, duration
+from bixse.progress import Step, duration, progress_bar
 
 if TYPE_CHECKING:
     from bixse.judging.grade_settings import Prices
@@ -232,7 +232,7 @@ def grade(
     ledger: str | Path | None = None,
     max_usd: float | None = None,
     out: str | Path | None = None,
-    progress: Callable[[str, int], Step] | None = None,
+    verbose: bool = True,
 ) -> Pairs:
     """Grade pairs with a judge: the expected grade of each pair becomes its relevance in [0, 1].
 
@@ -242,7 +242,7 @@ def grade(
         ledger: folder that keeps the answers: no question is asked twice.
         max_usd: limit on what all calls with the ledger cost; needs prices.
         out: folder for the files of `bixse grade`; None leaves no file.
-        progress: makes a progress callback from a title and a total.
+        verbose: show progress.
 
     Raises:
         InputError: unusable pairs or judge, or no pair with a grade.
@@ -270,7 +270,7 @@ def grade(
             return load_graded_pairs(file) if file.exists() else None
 
         try:
-            result = grade_into(config, judge.open(), folder, asked, progress)
+            result = grade_into(config, judge.open(), folder, asked, progress_bar if verbose else None)
         except InterruptedRunError as error:
             left = "the ledger keeps the answers" if ledger else "ledger= would keep the answers"
             stopped = error if out else InterruptedRunError(f"grade: got Ctrl-C; `graded` has the pairs so far; {left}")

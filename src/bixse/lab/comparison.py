@@ -42,7 +42,7 @@ class Comparer:
     def search_bm25(self, label: str) -> list[str]:
         """Search the test queries with BM25; return notes with the figures."""
         self.labels[BM25_NAME] = label
-        self.test[BM25_NAME] = evaluate(BM25_NAME, collection_task(self.folder, "test"))
+        self.test[BM25_NAME] = evaluate(BM25_NAME, collection_task(self.folder, "test"), verbose=False)
         return [f"nDCG@10 {self.test[BM25_NAME].metrics[PRIMARY_METRIC]:.3f}"]
 
     def search(self, name: str, label: str, model: str | Path, progress: ProgressBars | None) -> list[str]:

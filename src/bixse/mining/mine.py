@@ -206,12 +206,13 @@ def _answers(
 ) -> Iterator[Ranking]:
     """Yield the answers of a retriever in blocks of queries, and report documents and queries."""
     step = count = None
-    if progress is not None:
-        step = progress("encode documents", task.count) if isinstance(system, EncoderSystem) else None
-        count = progress(f"search with {label}", len(task.query_sets[0].queries))
+    if progress is not None and isinstance(system, EncoderSystem):
+        step = progress("encode documents", task.count)
     for _, run in system.answers(task, depth, work / f"{label}.npz", step):
         yield run
-        if count is not None:
+        if progress is not None:
+            # two bars at once would move the cursor, which a notebook shows as codes
+            count = count or progress(f"search with {label}", len(task.query_sets[0].queries))
             count(len(run))
 
 

@@ -126,7 +126,7 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     judge = config.open(spending_of(options.folder / GRADES, None, config.prices))
     system = JudgeSystem(config, judge, options.folder, progress_bar)
     try:
-        result = evaluate(system, task, options.folder)
+        result = evaluate(system, task, options.folder, verbose=False)
     finally:
         judge.close()
     summary = system.summary

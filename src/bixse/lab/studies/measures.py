@@ -132,4 +132,4 @@ def _scored(
 
 
 def _evaluated(folders: Mapping[str, Path], inputs: StudyInputs, system: System) -> dict[str, Evaluation]:
-    return {name: evaluate(system, test_task(inputs, folder)) for name, folder in folders.items()}
+    return {name: evaluate(system, test_task(inputs, folder), verbose=False) for name, folder in folders.items()}

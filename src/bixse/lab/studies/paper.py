@@ -323,7 +323,10 @@ def rank_by_encoder(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measu
     elif run.arm.labels["system"] == UNTRAINED:
         ranker = EncoderSystem(untrained(run, inputs), cache="none")
     depth = run.arm.options["depth"]
-    tests = {name: evaluate(ranker, _of_candidates(inputs, folder, depth)) for name, folder in inputs.tests.items()}
+    tests = {
+        name: evaluate(ranker, _of_candidates(inputs, folder, depth), verbose=False)
+        for name, folder in inputs.tests.items()
+    }
     return measured(tests)
 
 
@@ -342,7 +345,7 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measure
         for name, folder in inputs.tests.items():
             of = {"collection": folder, "depth": options["depth"], "min_relevant_grade": inputs.min_relevant_grade}
             system = JudgeSystem(RankConfig.model_validate(settings | of), judge, run_folder / name)
-            evaluations[name] = evaluate(system, test_task(inputs, folder), run_folder / name)
+            evaluations[name] = evaluate(system, test_task(inputs, folder), run_folder / name, verbose=False)
             if warnings := system.warnings():
                 raise IncompleteError(
                     f"{run.arm.label}: got {warnings[0]}; expected a grade for each candidate; fix: give "
