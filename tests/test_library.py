@@ -151,6 +151,7 @@ def test_training_on_objects_gives_the_model_of_training_on_files(objects, stude
     assert trained.history == expected.history and trained.merge.weight == expected.merge.weight
     vectors = [each.encode(["copy a file"]) for each in (trained.model, SentenceTransformer(str(expected.model_path)))]
     assert np.array_equal(*vectors) and np.array_equal(model.encode(["copy a file"]), before)
+    assert repr(trained) == str(trained) and repr(trained.model) != repr(trained)
     assert trained.folder is None and "merge weight" in str(trained) and "<table>" in trained._repr_html_()
 
 

@@ -40,6 +40,7 @@ def test_scores_without_queries_become_probabilities_with_a_threshold_and_a_curv
     fitted = calibrate(scores, relevance, anyway=True)
     theirs = calibration_curve(relevance[held], held_out_probabilities(fitted, scores, relevance, held), n_bins=10)
     assert np.allclose((observed, predicted), theirs)
+    assert repr(calibration) == str(calibration)
     assert "Brier" in str(calibration) and "<table" in calibration._repr_html_()
 
 

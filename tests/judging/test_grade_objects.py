@@ -83,6 +83,7 @@ def test_ctrl_c_and_the_budget_keep_what_was_graded(judge, monkeypatch):
             raise KeyboardInterrupt
         return last_word(query, document)
 
+    assert repr(judge) == "Judge('function:word')"
     with pytest.raises(InterruptedRunError) as caught:
         grade(ROWS, Judge(stopped, scale=(0, 3)))
     assert caught.value.graded.relevance.tolist() == RELEVANCE[:2]

@@ -123,6 +123,9 @@ class Judge:
             self._opened = self.config.open(spending)
         return self._opened
 
+    def __repr__(self) -> str:
+        return f"Judge({self.config.judge.name!r})"
+
     def __call__(self, query: str, document: str) -> Grade:
         """Grade one pair; nothing is kept."""
         from bixse.data.graded_pairs import Pair

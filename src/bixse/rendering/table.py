@@ -92,9 +92,15 @@ class Table:
         """Return the names of the columns, and the rows."""
         raise NotImplementedError
 
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = Table.__repr__  # type: ignore[method-assign]  # a dataclass leaves the one that its class has
+
     def __str__(self) -> str:
         headers, rows = self.cells()
         return format_table(rows, headers)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         headers, rows = self.cells()
