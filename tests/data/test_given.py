@@ -221,6 +221,7 @@ def test_folder_of_texts_has_a_document_per_file(tmp_path):
     (tmp_path / "docs" / "c.MD").write_text("# Remove\n\na file")
     (tmp_path / "docs" / "e.html").write_text("<html><head><title>Re\nname</title></head><body>a <i>fi</i>le</body>")
     (tmp_path / "docs" / "f.pdf").write_bytes(b"%PDF")
+    (tmp_path / "docs" / "again").symlink_to(tmp_path / "docs")
     collection = Collection.of(tmp_path / "docs", {"1": "how to copy"}, {"1": {"a_b.txt": 1}})
     assert list(collection.corpus) == ["a_b.txt", "c.MD", "e.html"]
     assert collection.corpus["a_b.txt"].text == "copy\na tree" and collection.corpus["e.html"] == ("Re name", "a file")
@@ -240,6 +241,8 @@ def test_folder_of_texts_has_a_document_per_file(tmp_path):
         ("<script>var a = '<p>x</p>';</script><p>one</p><p>two", ("", "one two")),
         ("<style>b {}</style>a<br>b &amp; c&nbsp;d", ("", "a b & c d")),
         ("<title>T</title><svg><title>icon</title></svg>text", ("T", "icon text")),
+        ("<body><svg><title>icon</title></svg>text", ("", "icon text")),
+        ("<svg><g></g></svg><title>T</title>text", ("T", "text")),
         ("<!-- note --><noscript>no</noscript><script>never closed <p>x", ("", "")),
         ("a < b and <unknown>c</unknown>", ("", "a < b and c")),
         ("", ("", "")),

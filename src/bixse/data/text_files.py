@@ -22,28 +22,32 @@ class _Page(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.title = self.text = ""
+        self.title = ""
+        self.parts: list[str] = []
+        """The text; joined at the end, as `+=` on a text is quadratic."""
         self._inside = ""
         """The hidden element that the parser is in, or "title"."""
+        self._pictures = 0
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self._break(tag)
-        # pictures inside the page have titles too
-        if not self._inside and (tag in HIDDEN or (tag == "title" and not self.title)):
+        self._pictures += tag == "svg"
+        if not self._inside and (tag in HIDDEN or (tag == "title" and not self.title and not self._pictures)):
             self._inside = tag
 
     def handle_endtag(self, tag: str) -> None:
         self._break(tag)
+        self._pictures = max(self._pictures - (tag == "svg"), 0)
         self._inside = "" if tag == self._inside else self._inside
 
     def handle_data(self, data: str) -> None:
         if self._inside == "title":
             self.title += data
         elif not self._inside:
-            self.text += data
+            self.parts.append(data)
 
     def _break(self, tag: str) -> None:
-        self.text += "" if INLINE.fullmatch(tag) else " "
+        self.parts.append("" if INLINE.fullmatch(tag) else " ")
 
 
 def page_text(html: str) -> tuple[str, str]:
@@ -56,7 +60,7 @@ def page_text(html: str) -> tuple[str, str]:
     page = _Page()
     page.feed(html)
     page.close()
-    return " ".join(page.title.split()), " ".join(page.text.split())
+    return " ".join(page.title.split()), " ".join("".join(page.parts).split())
 
 
 def read_text_folder(folder: Path) -> tuple[dict[str, list[str]], list[str]]:
