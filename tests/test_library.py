@@ -268,6 +268,7 @@ DEV = ({"q": "copy"}, {"d": "shutil.copy"}, {"q": {"d": 1}})
         ({"pairs": 7}, "pairs: got int; expected a Dataset, a frame"),
         ({"dev": (DEV[1], DEV[0], DEV[2])}, r"pass \(queries, corpus, qrels\) in this order"),
         ({"dev": (*DEV[:2], {"q": {"e": 1}})}, "dev: 1 error.*documents that the corpus lacks"),
+        ({"dev": (*DEV[:2], {"q": {"d"}})}, r"qrels: got .*fix: write \{document id: 1\}"),
         ({"dev": (*DEV[:2], {"q": {}})}, "dev: got no judgement above 0"),
         ({"dev": ({"q": " "}, *DEV[1:])}, "queries: got .*; expected a text"),
         ({"dev": (DEV[0], {"d": "\ud800"}, DEV[2])}, "corpus: got .*; expected a text"),

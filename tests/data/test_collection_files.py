@@ -232,3 +232,9 @@ def test_pydocs_are_the_documents_that_were_graded_and_every_query_has_a_kind_on
     kinds = {row["_id"]: row["kind"] for row in rows}
     assert kinds.keys() == loaded.queries.keys()
     assert set(kinds.values()) == {"howto", "keyword", "symptom", "concept", "task"}
+
+
+def test_objects_in_place_of_a_folder_are_refused():
+    with pytest.raises(InputError) as caught:
+        load_collection(({"q": "copy"}, {"d": "copy"}, {"q": {"d": 1}}))
+    assert caught.value.got == "tuple" and "Collection.of" in caught.value.fix

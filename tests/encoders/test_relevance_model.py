@@ -88,6 +88,10 @@ def test_values_that_are_no_texts_are_refused(tiny_model, tiny_model_path, query
         with pytest.raises(InputError) as caught:
             model.relevance(query, documents)
         assert caught.value.got.startswith(got)
+        if isinstance(documents, dict):
+            assert "list(documents.values())" in caught.value.fix
+        if isinstance(query, list):
+            assert caught.value.expected == "one text"
 
 
 def test_probabilities_are_the_sigmoid_of_the_scaled_cosine(tiny_model):

@@ -52,6 +52,14 @@ def test_ids_with_white_space_are_mined_as_they_are(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_documents_in_place_of_queries_are_a_warning(caplog):
+    documents = dict.fromkeys(("a", "b"), "a rather long text of a document about files " * 9)
+    bixse.mine({"q": "a file"}, documents, "bm25", **QUIET)
+    assert "check the order" not in caplog.text
+    bixse.mine(documents, {"q": "a file"}, "bm25", **QUIET)
+    assert "mine(queries, corpus)" in caplog.text
+
+
 def test_a_function_may_return_ids_or_scores_and_is_asked_once_per_query():
     asked = []
 

@@ -249,6 +249,11 @@ def load_collection(
         >>> load_collection(folder).qrels["test"]
         {'q1': {'d1': 2.0}}
     """
+    if not isinstance(folder, str | Path):
+        raise InputError(
+            f"collection: got {type(folder).__name__}; expected a folder; fix: Collection.of(documents, queries, "
+            "judgements) makes one of objects"
+        )
     folder = Path(folder)
     corpus, queries = load_corpus(folder), read_queries(folder / "queries.jsonl")
     files = {split: judgements_of(folder, split) for split in (splits_of(folder) if splits is None else splits)}
@@ -445,7 +450,10 @@ def check_qrels(
     With `drop`, judgements of `missing` documents are left out, and so are queries that no judgement is left for.
     """
     parts = unjoined_judgements(qrels, queries, missing)
-    fix = "give files of one collection, or drop the rows of ids that are gone (of documents: --missing-documents drop)"
+    fix = (
+        "give parts of one collection, or drop the rows of ids that are gone (of documents: --missing-documents drop, "
+        'in Python missing_documents="drop")'
+    )
     check_joined(path, parts[:1] if drop else parts, fix, every=True)
     warnings: list[str] = []
     if drop:

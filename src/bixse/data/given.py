@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -108,6 +108,8 @@ def check_by_id(
         ids = all(isinstance(key, str) for key in part)
         if not (ids and is_right and (part or (name == "qrels" and qrels is None))):
             got = shorten(dict(islice(part.items(), 1))) if part else "no entry"
+            if name == "qrels" and any(isinstance(row, Set | list | tuple) for row in part.values()):
+                fix = "write {document id: 1} for the ids of a set or list"
             raise InputError(f"{name}: got {got}; expected {expected} per id, and ids as text; fix: {fix}")
     if not judged.keys() & queries.keys() and judged.keys() & corpus.keys():
         raise InputError(

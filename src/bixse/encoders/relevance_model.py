@@ -152,11 +152,16 @@ class RelevanceModel(SentenceTransformer):
         save_heads(self.heads, Path(path))
 
 
-def check_texts(query: str, documents: Sequence[str]) -> None:
+def check_texts(query: Any, documents: Any) -> None:
     """Refuse, by an InputError, arguments of `relevance` that are no text and no list of texts."""
     if isinstance(documents, (str, bytes, Mapping, Set)) or not isinstance(documents, Collection):
-        got = shorten(documents)
-        raise InputError(f"relevance: got {got} as documents; expected a list of texts; fix: write [document]")
+        got, fix = shorten(documents), "[document]"
+        if isinstance(documents, Mapping | Set):
+            fix = "list(documents.values())" if isinstance(documents, Mapping) else "list(documents)"
+        raise InputError(f"relevance: got {got} as documents; expected a list of texts; fix: write {fix}")
+    if isinstance(query, list | tuple):
+        got = shorten(query)
+        raise InputError(f"relevance: got {got} as query; expected one text; fix: call it once per query")
     others = [text for text in (query, *documents) if not isinstance(text, str) or not is_unicode(text)]
     if others:
         got = shorten(others[0])

@@ -274,7 +274,10 @@ class RunFileSystem(System):
         known = task.known(named.keys())
         documents = Unjoined.of("documents of the run that the corpus lacks", named, known)
         queries = [unanswered(part.queries, run) for part in task.query_sets]
-        fix = "name the run of this collection and split (bixse evaluate --missing-documents drop scores it anyway)"
+        fix = (
+            "name the run of this collection and split (--missing-documents drop scores it anyway, in Python "
+            'collection_task(..., missing_documents="drop"))'
+        )
         allowed = not refuse or task.settings.get("missing_documents") != "refuse"  # suites have no such setting
         check_joined(self.path, queries, fix, allowed)
         if task.is_part and known:

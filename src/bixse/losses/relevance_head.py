@@ -85,8 +85,10 @@ class SaveRelevanceHead(TrainerCallback):
             heads = SaveRelevanceHead(loss)
             trainer = SentenceTransformerTrainer(model, args, train_dataset, loss=loss, callbacks=[heads])
             trainer.train()
-            trainer.save_model("out/model")
-            load_relevance_model("out/model")
+            trainer.save_model()  # to the output folder
+            trainer.save_model("other")
+            save_relevance_head(loss, "other")
+            load_relevance_model("other")
     """
 
     def __init__(self, loss: nn.Module) -> None:

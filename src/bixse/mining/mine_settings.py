@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 PER_QUERY = 8
 """Default number of documents mined per query."""
+LONG_QUERIES = 3
+"""Mean length of queries, in mean lengths of documents, from which their order is in doubt."""
 WHERE = {"cache", "precision"}
 """Settings of how texts are encoded, which do not change the pairs."""
 
@@ -191,8 +193,19 @@ def read_inputs(config: MineConfig, objects: MineObjects | None = None) -> MineI
             f"all queries are mined, including those of the splits {', '.join(splits)}: pairs for training should hold "
             "no query of a test split; --split NAME takes the queries of a single split"
         )
+    warnings += _doubt_order(held) if held is not None else []
     queries = sample_queries(queries, config.max_queries, config.seed)
     return MineInputs(corpus.count, frozenset(corpus.empty), queries, known, tuple(warnings))
+
+
+def _doubt_order(collection: Collection) -> list[str]:
+    """Warn of queries so long that they may be the documents, given in their place."""
+    parts = collection.queries.values(), [each.content for each in collection.corpus.values()]
+    queries, documents = (sum(map(len, texts)) / len(texts) for texts in parts)
+    if queries <= LONG_QUERIES * documents:
+        return []
+    return [f"the queries have {queries:.0f} characters on average and the documents {documents:.0f}: check the order "
+            "mine(queries, corpus)"]  # fmt: skip
 
 
 def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> dict[str, str]:

@@ -39,7 +39,8 @@ KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
 """A relevant and an irrelevant document."""
 OTHER_MODES = (
-    "`--mode sample` (the share of each option in several samples) or `--mode verbal` (the one grade that is written)"
+    "`--mode sample` (the share of each option in several samples) or `--mode verbal` (the one grade that is written); "
+    'in Python mode="sample" or mode="verbal"'
 )
 
 
