@@ -274,7 +274,7 @@ DEV = ({"q": "copy"}, {"d": "shutil.copy"}, {"q": {"d": 1}})
         ({"dev": (DEV[0], {"d": "\ud800"}, DEV[2])}, "corpus: got .*; expected a text"),
         ({"dev": bixse.Collection.of(DEV[1], DEV[0], DEV[2], split="test")}, "got split 'dev'; expected one of test"),
         ({"dev": [DEV, DEV], "guard": [DEV], "guard_split": ("a", "b")}, "got 2 guard splits for 1 guard collections"),
-        ({"num_train_epoch": 2}, "did you mean 'optimizer.num_train_epochs'"),
+        ({"num_train_epoch": 2}, "did you mean 'num_train_epochs'"),
     ],
 )
 def test_wrong_objects_are_refused_at_the_call(changes, reported):

@@ -308,7 +308,7 @@ def spread(
 
 
 def interrupt(at_work: Mapping[Future[Any], ShardProcess]) -> None:
-    """Interrupt workers, so that they write their checkpoints, and kill those that do not end."""
+    """Interrupt workers, so that they write their checkpoints, and kill the workers that do not end."""
     for number in (signal.SIGINT, signal.SIGKILL):
         for future, worker in at_work.items():
             if not future.done():

@@ -129,14 +129,14 @@ class RayEngine(Engine):
     def _room(self) -> tuple[str, dict[str, int], int]:
         """Return the number of threads of a process, the resources that it reserves, and how many processes fit."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        cores, gpus = [int(node.get("CPU", 0)) for node in nodes], [int(node.get("GPU", 0)) for node in nodes]
+        cpus, gpus = [int(node.get("CPU", 0)) for node in nodes], [int(node.get("GPU", 0)) for node in nodes]
 
         def room(threads: int) -> int:
-            fitting = [number // threads for number in cores]
+            fitting = [number // threads for number in cpus]
             return sum(map(min, fitting, gpus) if any(gpus) else fitting)
 
         number = self.processes or max(1, room(1))
-        threads = max((threads for threads in range(1, max(cores) + 1) if room(threads) >= number), default=1)
+        threads = max((threads for threads in range(1, max(cpus) + 1) if room(threads) >= number), default=1)
         return str(threads), {"num_cpus": threads, "num_gpus": int(any(gpus))}, number
 
 
@@ -189,7 +189,7 @@ class ShardActor:
         if shared is not None and not Path(shared).exists():
             raise InputError(
                 f"{machine}, which does not see {Path(shared).parent}; expected a folder that all machines share; "
-                "fix: choose an --out that is mounted on all of them under the same path"
+                "fix: choose an --out that is mounted on all machines under the same path"
             )
         with suppress(OSError):
             os.setsid()  # the engine passes Ctrl-C on

@@ -52,6 +52,13 @@ def test_ids_with_white_space_are_mined_as_they_are(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_system_that_is_passed_stays_as_it_is(tmp_path):
+    system = EncoderSystem("static:demo")
+    before = (system.cache, system.max_length, system.task)
+    bixse.mine(QUERIES, CORPUS, [system], cache=str(tmp_path), **QUIET)
+    assert (system.cache, system.max_length, system.task) == before
+
+
 def test_documents_in_place_of_queries_are_a_warning(caplog):
     documents = dict.fromkeys(("a", "b"), "a rather long text of a document about files " * 9)
     bixse.mine({"q": "a file"}, documents, "bm25", **QUIET)

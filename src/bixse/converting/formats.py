@@ -131,7 +131,7 @@ class Format:
     task_shares: Mapping[str, float] = field(default_factory=dict)  # task -> share of its queries in an epoch
     instructions: str | None = None  # table of instructions for training
     may_be_empty: bool = False  # a row without a value is counted and left out; else it is an error
-    has_grade: bool = False  # rows have a grade on a scale of its own beside the value
+    has_grade: bool = False  # rows have a grade on a scale of its own, next to the value
 
     def with_columns(self, names: Mapping[str, str]) -> Format:
         """Return the format "table" with its columns under other names."""
@@ -327,7 +327,7 @@ def sentence_transformers(row: SourceRow) -> Iterator[Judgement]:
     expected = "a list of scores, the positive's first"
     if not label_column and not negatives:
         fix = "mine negatives first (`bixse mine`), or convert the pairs with the source table"
-        row.refuse("negative", ABSENT, "a negative or a label beside anchor and positive", fix)
+        row.refuse("negative", ABSENT, "a negative or a label next to anchor and positive", fix)
     if isinstance(labels, list) and len(labels) != len(columns):
         row.refuse(label_column, labels, expected, "give one score for each document")
     elif label_column and not isinstance(labels, list) and negatives:

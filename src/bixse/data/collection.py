@@ -22,9 +22,10 @@ from bixse.data.given import (
     ir_datasets_parts,
     is_path,
     is_text,
+    path_of,
     read_given,
 )
-from bixse.data.joined import Twins, Unjoined, check_joined, unjoined_judgements, warn_of, without_relevant
+from bixse.data.joined import JOIN_FIX, Twins, Unjoined, check_joined, unjoined_judgements, warn_of, without_relevant
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError
 from bixse.files.files import file_hash, json_hash
@@ -249,12 +250,7 @@ def load_collection(
         >>> load_collection(folder).qrels["test"]
         {'q1': {'d1': 2.0}}
     """
-    if not isinstance(folder, str | Path):
-        raise InputError(
-            f"collection: got {type(folder).__name__}; expected a folder; fix: Collection.of(documents, queries, "
-            "judgements) makes one of objects"
-        )
-    folder = Path(folder)
+    folder = path_of(folder)
     corpus, queries = load_corpus(folder), read_queries(folder / "queries.jsonl")
     files = {split: judgements_of(folder, split) for split in (splits_of(folder) if splits is None else splits)}
     qrels = {split: read_qrels(path) for split, path in files.items()}
@@ -450,11 +446,7 @@ def check_qrels(
     With `drop`, judgements of `missing` documents are left out, and so are queries that no judgement is left for.
     """
     parts = unjoined_judgements(qrels, queries, missing)
-    fix = (
-        "give parts of one collection, or drop the rows of ids that are gone (of documents: --missing-documents drop, "
-        'in Python missing_documents="drop")'
-    )
-    check_joined(path, parts[:1] if drop else parts, fix, every=True)
+    check_joined(path, parts[:1] if drop else parts, JOIN_FIX, every=True)
     warnings: list[str] = []
     if drop:
         named = [name for judged in qrels.values() for name in judged]

@@ -278,6 +278,14 @@ def is_path(given: Any) -> bool:
     return isinstance(given, str | Path) and not str(given).startswith(IR_DATASETS)
 
 
+def path_of(given: Any) -> Path:
+    """Return a path, and refuse objects."""
+    if not isinstance(given, str | Path):
+        fix = "write Collection.of(documents, queries, judgements)"
+        raise InputError(f"collection: got {type(given).__name__}; expected a folder; fix: {fix}")
+    return Path(given)
+
+
 def ir_datasets_parts(given: Any) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, float]]]:
     """Return queries, corpus and qrels of a data set of ir_datasets, or of its name."""
     if isinstance(given, str):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MOST_UNJOINED = 0.5
 """Largest share of ids without a partner that is a warning; above it two files do not belong together."""
+DROP_MISSING = '--missing-documents drop, in Python missing_documents="drop"'
+JOIN_FIX = f"give parts of one collection, or drop the ids that are gone (documents: {DROP_MISSING})"
 EXAMPLES = 3
 """Number of ids without a partner that are named."""
 

@@ -16,7 +16,7 @@ TEXTS_COUNTED = 1000
 
 
 class SampledTexts(NamedTuple):
-    """Texts, or pairs of texts that a reranker reads together, and the number of those that they stand for."""
+    """Texts, or pairs of texts that a reranker reads together, and the number of texts that they stand for."""
 
     texts: Sequence[Any]
     number: int

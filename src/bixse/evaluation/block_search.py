@@ -19,15 +19,13 @@ from bixse.errors import InputError
 from bixse.evaluation import tasks
 from bixse.evaluation.tasks import best_of, query_blocks
 from bixse.files.files import atomic_file
-from bixse.search.exact import TopK, search_device
+from bixse.search.exact import DOCUMENTS_PER_BLOCK, TopK, search_device
 
 if TYPE_CHECKING:
     from bixse.evaluation.tasks import QuerySet, Task
     from bixse.relevance import Ranking
     from bixse.search.store import EmbeddingStore
 
-DOCUMENTS_PER_BLOCK = 16_384
-"""Number of documents encoded per block; at 1,024 dimensions their embeddings take 67 MB."""
 SAVE_SECONDS = 60.0
 """Minimum seconds between two writes of the partial result; a write follows a block."""
 

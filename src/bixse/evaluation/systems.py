@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bixse.data.joined import Unjoined, check_joined, doubt_ranks, unanswered
+from bixse.data.joined import DROP_MISSING, Unjoined, check_joined, doubt_ranks, unanswered
 from bixse.data.run import in_run
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
@@ -274,10 +274,7 @@ class RunFileSystem(System):
         known = task.known(named.keys())
         documents = Unjoined.of("documents of the run that the corpus lacks", named, known)
         queries = [unanswered(part.queries, run) for part in task.query_sets]
-        fix = (
-            "name the run of this collection and split (--missing-documents drop scores it anyway, in Python "
-            'collection_task(..., missing_documents="drop"))'
-        )
+        fix = f"name the run of this collection and split (to score it anyway: {DROP_MISSING})"
         allowed = not refuse or task.settings.get("missing_documents") != "refuse"  # suites have no such setting
         check_joined(self.path, queries, fix, allowed)
         if task.is_part and known:

@@ -62,7 +62,7 @@ class Asking(Generic[Record]):
         self._elsewhere: list[tuple[str, Question]] = []  # other processes are asking these
         self._before, self._in_flight = self.spending.spent(), set[str]()
         self._started, self._highest_price, self._highest_guess = 0, 0.0, 0.0
-        self._is_short = False  # the budget had no room for a question beside those in flight
+        self._is_short = False  # the budget had no room for a question in addition to the ones in flight
 
     def run(self, questions: Sequence[tuple[str, Question]], step: Step | None = None) -> None:
         """Answer questions from the ledger, and ask the rest; each answer is written the moment it comes."""

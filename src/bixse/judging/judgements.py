@@ -151,7 +151,7 @@ class GradeSummary:
 
     @classmethod
     def of(cls, judgements: Sequence[JudgedPair], pairs: int, asking: Asking[Answer]) -> Self:
-        """Summarise the judgements of so many pairs after their questions were asked."""
+        """Summarise the judgements of a number of pairs after their questions were asked."""
         graded = [judgement for judgement in judgements if judgement.row["status"] == "graded"]
         values = [judgement.row["relevance"] or 0.0 for judgement in graded]
         bounds = [(judgement.row["relevance_low"], judgement.row["relevance_high"]) for judgement in graded]

@@ -1,4 +1,4 @@
-"""The money of a ledger: every request is booked in a file beside it, and one limit holds for all commands."""
+"""The money of a ledger: every request is booked in a file next to it, and one limit holds for all commands."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def guessed_usage(characters: int, written: int | None, answers: int = 1) -> Usa
 class Spending:
     """The cost of all requests about the questions of one ledger, by all commands and processes.
 
-    The file beside the ledger has a line per request, whatever became of its answer. A request that may have cost
+    The file next to the ledger has a line per request, whatever became of its answer. A request that may have cost
     something without a report of its tokens is booked at the mean price of those before it.
     """
 
@@ -104,7 +104,7 @@ class Spending:
             return self._usd
 
     def affordable(self, more: float = 0.0) -> bool:
-        """Return whether the limit leaves room for so many dollars beside the questions in flight."""
+        """Return whether the limit leaves room for a number of dollars, in addition to the questions in flight."""
         most = self.prices.max_usd
         return most is None or self.spent() + self.reserved + more <= most * (1 + 1e-9)
 

@@ -25,7 +25,7 @@ class InfoNCEOptions(LossOptions):
     """Leave out a positive's likely false negatives: documents whose cosine exceeds its cosine by more than this
     number. null leaves out none. Qwen3 Embedding takes 0.1 (Zhang et al. 2025, arXiv:2506.05176, section 3.1)."""
     hardness: float = Field(default=0.0, ge=0)
-    """Weight negatives by exp(hardness * cosine), without a gradient through the weight. 0 weighs all alike; 9 is the
+    """Weight negatives by exp(hardness * cosine), without a gradient through the weight. 0 counts all alike; 9 is the
     value of Lan et al. 2025 (arXiv:2503.04812)."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -83,6 +84,7 @@ def open_retriever(given: str | System, config: MineConfig) -> System:
             raise InputError(
                 f"max_length: got {config.max_length} with a loaded model; expected None; fix: set its max_seq_length"
             )
+        system = copy.copy(system)  # the caller's object stays as it is
         system.cache, system.max_length = config.cache or system.cache, config.max_length or system.max_length
         if getattr(system.encoder, "instructions", None) is not None:
             system.task = config.task

@@ -30,6 +30,9 @@ _INDEX_BITS = 32
 """Low bits of a sort key that hold the document's position."""
 _NO_KEY = -(1 << 63)  # below the key of every score
 
+DOCUMENTS_PER_BLOCK = 16_384
+"""Number of documents encoded per block; at 1,024 dimensions their embeddings take 67 MB."""
+
 
 def exact_search(
     query_embeddings: Embeddings,

@@ -65,10 +65,10 @@ class EmbeddingStore:
         """Return (N, D) L2-normalised embeddings, encoding and storing missing ones; `progress` gets increments."""
         cut = self.model.truncate_dim
         with self.model.truncate_embeddings(None):
-            whole = self._encode(texts, progress)
-        if cut is None or cut >= whole.shape[1]:
-            return whole
-        part: NDArray[np.float32] = whole[:, :cut]
+            complete = self._encode(texts, progress)
+        if cut is None or cut >= complete.shape[1]:
+            return complete
+        part: NDArray[np.float32] = complete[:, :cut]
         lengths = np.linalg.norm(part, axis=1, keepdims=True)
         part /= np.where(lengths > 0, lengths, 1)  # a text without tokens stays 0
         return part

@@ -18,7 +18,7 @@ from bixse.encoders.instructions import prompt_for
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, evaluate_run, mean
 from bixse.relevance import DEPTH, MIN_RELEVANT_GRADE, ranked
 from bixse.search.bm25 import BM25
-from bixse.search.exact import TopK, search_device, to_run
+from bixse.search.exact import DOCUMENTS_PER_BLOCK, TopK, search_device, to_run
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ HITS_FROM = 100_000
 """Maximum documents of a dev or guard corpus that the base and the tuned model encode to find hits for the pool."""
 HITS = 20
 """Hits per query of the base and of the tuned model that a weight between them searches; nDCG@10 reads ten."""
-DOCUMENTS_PER_BLOCK = 16_384
-"""Number of documents encoded per block; at 1,024 dimensions their embeddings take 67 MB."""
 
 
 @dataclass(frozen=True)

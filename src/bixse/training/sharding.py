@@ -207,7 +207,7 @@ def _original_errors() -> Iterator[None]:
 
 
 class ShardedTrainer(GradedTrainer):
-    """Train with weights sharded over the processes (`sharding: full`); a single process holds all of them."""
+    """Train with weights sharded over the processes (`sharding: full`); a single process holds all weights."""
 
     def __init__(self, model: SentenceTransformer, args: GradedTrainingArguments, *rest: Any, **named: Any) -> None:
         self.outline = shard_encoder(model, args)

@@ -168,11 +168,11 @@ def _limited(
 
 def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> None:
     """Refuse, by a ModelError, a number of dimensions that embeddings cannot be cut to."""
-    whole = model.get_embedding_dimension() or 0
+    longest = model.get_embedding_dimension() or 0
     for number in dimensions:
-        if not 2 <= number <= whole:
+        if not 2 <= number <= longest:
             raise ModelError(
-                f"dimensions: got {number}; expected 2 to {whole}, as the model's embeddings have {whole} dimensions; "
+                f"dimensions: got {number}; expected 2 to {longest}, the dimensions of the model's embeddings; "
                 "fix: lower it or leave it out"
             )
 
