@@ -348,7 +348,7 @@ def calibration(record):
     model = ("calibrate", inputs.trained[1] / "model", "--pairs", held_out)
     record.run("pydocs", *model, "--at-precision", "0.3", "0.5", "--out", "OUT")
     record.run("prior", *model, "--prior", "0.01", "--out", "OUT")
-    record.run("negatives", *model, "--negatives", "5", "--collection", inputs.pydocs, "--out", "OUT")
+    record.run("pool", *model[:2], "--collection", inputs.pydocs, "--split", "test", "--out", "OUT")
     rows = (inputs.shared / "sick" / "SICK_trial.txt").read_text().splitlines()[:151]
     sick = write(inputs.work / "sick.tsv", "\n".join(rows) + "\n")
     columns = ("--columns", "query=sentence_A", "document=sentence_B", "grade=relatedness_score")

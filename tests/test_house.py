@@ -13,12 +13,12 @@ LONG = 50
 """A longer function, its docstring left out, is no longer read in one go."""
 ENTRIES = {"train": "bixse.training.recipe", "evaluate": "bixse.evaluation.evaluate"}
 LIMITS = {
-    "functions above 50 lines": 5,
-    "private functions with one caller": 410,
-    "lines reached from train": 11_124,
-    "lines reached from evaluate": 10_174,
+    "functions above 50 lines": 2,
+    "private functions with one caller": 421,
+    "lines reached from train": 11_619,
+    "lines reached from evaluate": 10_046,
     "classes of settings": 47,
-    "settings": 299,
+    "settings": 300,
 }
 
 

@@ -58,7 +58,7 @@ SETTINGS = (
 TABLES = {"sweep": ("sweep.csv",), "study": ("findings.csv", "summary.csv")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """A report in memory; it shows as its page in a notebook."""
 
@@ -69,7 +69,7 @@ class Report:
         write_report(self.data, path)
         return Path(path)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         decisive = [each for each in self.data.comparisons if each.metric == self.data.primary_metric]
         lines = [f"{each.system} against {each.baseline}: {format_verdict(each.difference)}" for each in decisive]
         return "\n".join(lines or self.data.verdicts or [self.data.title])

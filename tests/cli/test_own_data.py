@@ -37,7 +37,7 @@ def test_the_commands_of_the_page_go_from_three_files_to_figures(clone, capsys):
     for words in commands:
         assert main(words[1:]) == 0, words
         printed.append(capsys.readouterr().out)
-    (counts,) = blocks("console")
+    counts, _ = blocks("console")
     assert printed[0].startswith(counts)
     assert "cannot tell" in printed[-4] and printed[-2].count("p=") == 3
     Page((clone / "runs" / "own.html").read_text(encoding="utf-8")).check_harmless()
