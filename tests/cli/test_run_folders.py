@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bixse.cli.checks import with_files_of_runs
+from bixse.cli.overwrite import overwritten
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.run import in_run, open_run, overwritten
+from bixse.data.run import in_run, open_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import IncompleteError, InputError, InterruptedRunError, OutputExistsError, StorageError
 from bixse.files.files import alone_in

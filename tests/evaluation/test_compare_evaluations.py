@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import bixse
-from bixse.data.run import finished_runs, open_run, overwritten
+from bixse.cli.overwrite import overwritten
+from bixse.data.run import finished_runs, open_run
 from bixse.data.trec import write_run
 from bixse.errors import InputError, OutputExistsError
 from bixse.evaluation.compare_evaluations import compare_systems, evaluate_systems

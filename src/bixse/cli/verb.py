@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from bixse.cli.checks import check_inputs, inputs_of, with_files_of_runs
-from bixse.data.run import overwritten
+from bixse.cli.overwrite import overwritten
 from bixse.encoders.loading.precision import Setting, use_precision
 from bixse.errors import InputError
 from bixse.settings import Flag, Settings, flag_of, known_keys, paths_in, section_of, types_in
