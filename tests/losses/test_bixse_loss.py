@@ -222,7 +222,7 @@ def test_a_masked_label_masks_the_pair(value):
     ("loss", "option", "hint"),
     [
         ("infonce", "positive_fro", "did you mean 'positive_from'?"),
-        ("infonce", "bias", "known keys: scale, in_batch_labels"),
+        ("infonce", "bias", "in_batch_labels, scale"),
         ("bixse", "model", "an unknown key"),
         ("bixse-without-bias", "bias", "loss 'bixse-without-bias' sets it to 0.0"),
         ("lambdarank", "weighting", "choose another loss"),
