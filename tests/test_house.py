@@ -15,8 +15,8 @@ ENTRIES = {"train": "bixse.training.recipe", "evaluate": "bixse.evaluation.evalu
 LIMITS = {
     "functions above 50 lines": 2,
     "private functions with one caller": 421,
-    "lines reached from train": 11_496,
-    "lines reached from evaluate": 9_923,
+    "lines reached from train": 11_531,
+    "lines reached from evaluate": 9_933,
     "classes of settings": 47,
     "settings": 300,
 }

@@ -126,3 +126,21 @@ def test_pairs_on_disk_equal_pairs_in_memory(monkeypatch, cache_path):
     assert on_disk.document_numbers.tolist() == in_memory.document_numbers.tolist()
     assert Pairs.joined({"a": on_disk}).documents == in_memory.documents
     assert not list(cache_path.rglob("*.arrow")), "the file has no name"
+
+
+def test_pairs_are_rows_that_are_indexed_and_iterated_and_two_forms_of_a_dataset():
+    rows = [
+        {"query": q, "document": d, "relevance": z} for q, d, z in (("a", "x", 1.0), ("a", "y", 0.0), ("b", "x", 0.5))
+    ]
+    pairs = Pairs.from_rows(rows)
+    assert [row["document"] for row in pairs] == ["x", "y", "x"]
+    assert pairs[-1] == list(pairs)[2] and pairs[0]["relevance"] == 1.0
+    with pytest.raises(IndexError):
+        pairs[3]
+    assert pairs.to_dataset().column_names == ["query", "document", "label"]
+    assert list(pairs.to_dataset("labeled-list")) == [
+        {"query": "a", "documents": ["x", "y"], "labels": [1.0, 0.0]},
+        {"query": "b", "documents": ["x"], "labels": [0.5]},
+    ]
+    with pytest.raises(InputError):
+        pairs.to_dataset("triplet")

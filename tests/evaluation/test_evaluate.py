@@ -321,3 +321,8 @@ def test_wrong_collections_are_refused(collection, message):
 def test_wrong_systems_are_refused(system, message):
     with pytest.raises(InputError, match=message):
         evaluate(system, OBJECTS)
+
+
+def test_a_result_is_a_frame_of_its_table():
+    evaluation = Evaluation("toy", {"ndcg@10": 0.75}, {"ndcg@10": {"q1": 1.0, "q2": 0.5}}, {}, 0.0)
+    assert evaluation.to_pandas().to_dict("records") == [{"metric": "nDCG@10", "mean": 0.75}]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import numpy as np
 import pyarrow as pa
@@ -114,6 +114,13 @@ class Pairs:
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """Return one row, as `rows` does."""
+        return next(self.select(np.array([range(len(self))[number]])).rows())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.rows()
 
     def _ids(self, kind: str) -> Column:
         name = f"{kind}_id"
@@ -356,10 +363,28 @@ class Pairs:
         note = "" if self.is_graded else ", not graded"
         return f"{type(self).__name__}({len(self)} pairs, {len(self.groups())} queries{note})"
 
-    def to_dataset(self) -> datasets.Dataset:
-        """Return the pairs for sentence-transformers' trainer: columns query, document, label (the relevance)."""
+    def to_dataset(self, format: Literal["labeled-pair", "labeled-list"] = "labeled-pair") -> datasets.Dataset:
+        """Return the pairs in a form of sentence-transformers, named as in its `mine_hard_negatives`.
+
+        labeled-pair: the columns query, document, label (the relevance), one row per pair. labeled-list: query,
+        documents, labels (lists), one row per query, as the listwise losses of its `CrossEncoderTrainer` read them.
+        Pairs without relevance have no column label.
+
+        Example:
+            >>> rows = [{"query": "copy", "document": name, "relevance": z} for name, z in (("cp", 1.0), ("rm", 0.0))]
+            >>> Pairs.from_rows(rows).to_dataset("labeled-list")[0]
+            {'query': 'copy', 'documents': ['cp', 'rm'], 'labels': [1.0, 0.0]}
+        """
         from datasets import Dataset
 
+        if format == "labeled-list":
+            lists = [
+                {"query": g.query, "documents": list(g.documents), "labels": list(g.relevance)} for g in self.groups()
+            ]
+            listed = Dataset.from_list(lists)
+            return listed if self.is_graded else listed.remove_columns("labels")
+        if format != "labeled-pair":
+            raise InputError(f"format: got {format!r}; expected labeled-pair or labeled-list; fix: choose one of them")
         names = {"query": "query", "document": "document"} | ({"relevance": "label"} if self.is_graded else {})
         return Dataset(self.table.select(list(names)).rename_columns(list(names.values())))
 

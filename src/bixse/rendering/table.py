@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
 from bixse.errors import printable
 from bixse.progress import duration
 from bixse.results import VERDICT_WORDS, Difference
+
+if TYPE_CHECKING:
+    import pandas
 
 Cell = str | int | float | None
 """Floats get three decimals; None is an empty cell."""
@@ -105,6 +109,12 @@ class Table:
     def _repr_html_(self) -> str:
         headers, rows = self.cells()
         return _tabulated(rows, headers, "html")
+
+    def to_pandas(self) -> pandas.DataFrame:
+        import pandas
+
+        headers, rows = self.cells()
+        return pandas.DataFrame([list(row) for row in rows], columns=list(headers))
 
     def to_markdown(self) -> str:
         headers, rows = self.cells()
