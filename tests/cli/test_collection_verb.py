@@ -129,7 +129,10 @@ def test_stop_while_files_are_written_leaves_nothing(files, capsys, monkeypatch,
 
 
 def test_sigterm_counts_as_ctrl_c(files, capsys, monkeypatch):
-    before = names()
+    before, handler = names(), signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(make_collection, "save_collection", lambda *_: signal.raise_signal(signal.SIGTERM))
-    assert main(["collection", *files, "--out", "mine"]) == 130
+    try:
+        assert main(["collection", *files, "--out", "mine"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # a command that ends ignores it, and so would servers of later tests
     assert names() == before

@@ -325,7 +325,7 @@ def chat_server():
         yield ChatServer(process.stdout.readline().strip())
     finally:
         process.terminate()
-        process.wait(60)  # seconds of a loaded machine
+        process.wait(60)
 
 
 if __name__ == "__main__":
