@@ -203,6 +203,7 @@ def gpu(out, *parts):
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts",
     [["quickstart", "resume"], pytest.param(["loss", "search", "encode", "train", "tests"], marks=pytest.mark.slow)],

@@ -43,6 +43,7 @@ def test_the_commands_of_the_page_go_from_three_files_to_figures(clone, capsys):
     Page((clone / "runs" / "own.html").read_text(encoding="utf-8")).check_harmless()
 
 
+@pytest.mark.slow  # the commands of the page are run by default
 def test_the_python_of_the_page_runs(clone):
     (clone / "page.py").write_text("\n".join(blocks("python")))
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
