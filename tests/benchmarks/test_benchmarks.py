@@ -206,7 +206,7 @@ def gpu(out, *parts):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "parts",
-    [["quickstart", "resume"], pytest.param(["loss", "search", "encode", "train", "tests"], marks=pytest.mark.slow)],
+    [["quickstart", "resume"], ["loss", "search", "encode", "train", "tests"]],
 )
 def test_the_figures_of_a_gpu_can_be_rehearsed(tmp_path, parts):
     done = gpu(tmp_path / "figures", *parts)
