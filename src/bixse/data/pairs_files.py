@@ -151,15 +151,6 @@ def paths_or_pairs(given: Any) -> list[Path] | Pairs:
     return as_pairs(given)
 
 
-def pairs_files(given: Any, folder: Path) -> list[Path]:
-    """Return files of graded pairs: paths as they are, and pairs of another form of `as_pairs`, written to `folder`."""
-    pairs = paths_or_pairs(given)
-    if isinstance(pairs, list):
-        return pairs
-    save_graded_pairs(pairs, folder / "pairs.parquet")
-    return [folder / "pairs.parquet"]
-
-
 def load_several(paths: Sequence[str | Path]) -> Pairs:
     """Read graded pairs from one file, or from several files joined as in `Pairs.joined`, named by their files.
 

@@ -446,20 +446,16 @@ def cache_folder(choice: str | Path | None = None) -> Path | None:
 
 
 @contextmanager
-def work_folders(out: str | Path | None, name: str) -> Iterator[tuple[Path, Path]]:
-    """Yield a temporary folder for files of objects, and the folder of a run.
-
-    Without `out` the run and its cache are temporary too, so that work on objects leaves no file.
-    """
+def work_folder(out: str | Path | None, name: str) -> Iterator[Path]:
+    """Yield the folder of a run. Without `out` it is temporary, and so is the cache: work on objects leaves no file."""
+    if out is not None:
+        yield Path(out)
+        return
     before = os.environ.get(CACHE_VARIABLE)
     with TemporaryDirectory(prefix=f"bixse-{name}-") as temporary:
-        folder = Path(temporary)
-        if out is not None:
-            yield folder, Path(out)
-            return
-        os.environ[CACHE_VARIABLE] = str(folder / "cache")
+        os.environ[CACHE_VARIABLE] = str(Path(temporary, "cache"))
         try:
-            yield folder, folder / "run"
+            yield Path(temporary, "run")
         finally:
             del os.environ[CACHE_VARIABLE]
             os.environ.update({} if before is None else {CACHE_VARIABLE: before})

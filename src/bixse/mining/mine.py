@@ -19,7 +19,7 @@ from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError
 from bixse.evaluation.systems import EncoderSystem, System
 from bixse.evaluation.tasks import QuerySet, Task
-from bixse.files.files import alone_in, work_folders
+from bixse.files.files import alone_in, work_folder
 from bixse.files.parquet import read_table
 from bixse.mining.candidates import Candidate, choose, fuse, keep_new, rank_band, text_key
 from bixse.mining.mine_settings import MineConfig, MineInputs, MineObjects, read_inputs
@@ -130,7 +130,7 @@ def mine(
     config = MineConfig.of_options(settings, retrievers=list(named), per_query=per_query, **files)
     if out is not None:
         objects.check_words()
-    with work_folders(out, "mine") as (_, run), use_precision(config.precision):
+    with work_folder(out, "mine") as run, use_precision(config.precision):
         result = _mine(config, run, progress_bar if verbose else None, named, objects, is_temporary=out is None)
         for line in result.warnings:
             log.warning("%s", line)

@@ -20,7 +20,7 @@ from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes,
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import Weights, mean_weights, trained_weights
 from bixse.errors import ModelError
-from bixse.files.files import alone_in, storage_errors, work_folders
+from bixse.files.files import alone_in, storage_errors, work_folder
 from bixse.rendering.table import Cell, Table
 from bixse.settings import paths_in
 from bixse.training.checks import check_not_trained_on
@@ -127,7 +127,7 @@ def merge(
         **named,
     )
     given = Sources(models, read, splits_of(config, collections))
-    with work_folders(out, "merge") as (_, run):
+    with work_folder(out, "merge") as run:
         merged = merge_into(config, run, verbose, given)
         for line in merged.warnings:
             log.warning("%s", line)

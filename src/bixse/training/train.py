@@ -13,7 +13,7 @@ from bixse.data.run import open_run
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes, model_path_settings, model_source
 from bixse.errors import InterruptedRunError
-from bixse.files.files import work_folders
+from bixse.files.files import work_folder
 from bixse.rendering.table import Cell, Table
 from bixse.training.config import CHECKPOINT_FOLDER, MODEL_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures
@@ -106,7 +106,7 @@ def train(
         **named,
     )
     given = Sources([source], read, splits_of(config, collections))
-    with work_folders(out, "train") as (_, run):
+    with work_folder(out, "train") as run:
         if out is None:
             log.warning("train: checkpoints are in %s until the end, and nothing can be resumed; out= keeps them", run)
         try:

@@ -332,16 +332,6 @@ def model_source(model: str | Path | SentenceTransformer) -> str | SentenceTrans
     return model if isinstance(model, SentenceTransformer) else in_run(str(model), "model")
 
 
-def model_name(model: str | Path | SentenceTransformer, folder: Path) -> str:
-    """Return the name or folder of a model to load; save a `SentenceTransformer` into `folder`."""
-    source = model_source(model)
-    if isinstance(source, str):
-        return source
-    with quiet_loading():
-        source.save_pretrained(str(folder), create_model_card=False)
-    return str(folder)
-
-
 def model_hashes(model: str | Path | SentenceTransformer) -> dict[str, str]:
     """Hash the files that a model folder's ranking depends on (not its head); {} without a model folder.
 
