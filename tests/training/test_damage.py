@@ -10,7 +10,8 @@ import torch
 from launch import TRAIN_ALL, compare, finish, read, run_all, settings_file, start, wait_until
 from safetensors.torch import load_file, save_file
 
-from bixse.encoders.loading.build import build_encoder, load_relevance_model
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.scorers import load_relevance_model
 from bixse.errors import InputError, ModelError, StorageError, TrainingError
 from bixse.files.files import write_with_hash
 from bixse.losses import BiXSELoss

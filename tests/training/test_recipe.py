@@ -12,8 +12,9 @@ from bixse.cli.main import main
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads
-from bixse.encoders.loading.build import build_encoder, load_relevance_model
+from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import RelevanceModel
+from bixse.encoders.scorers import load_relevance_model
 from bixse.encoders.serving import older_settings
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, TrainingError
 from bixse.evaluation.evaluate import evaluate

@@ -14,8 +14,9 @@ from transformers import AutoModel, TrainerCallback, set_seed
 
 from bixse import SaveRelevanceHead, save_relevance_head
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.loading.build import build_encoder, load_relevance_model, set_dropout
+from bixse.encoders.loading.build import build_encoder, set_dropout
 from bixse.encoders.relevance_model import RelevanceModel
+from bixse.encoders.scorers import load_relevance_model
 from bixse.errors import DivergedError, InputError, ModelError, TrainingError
 from bixse.losses import BiXSELoss, DistillKLLoss, InfoNCELoss, MarginMSELoss
 from bixse.training.loop.checkpoints import LOSS_STATE_FILE, load_loss_state

@@ -27,7 +27,6 @@ from bixse.data.collection import Collection
 from bixse.data.pairs_files import as_pairs
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.lengths import check_lengths
-from bixse.encoders.loading.build import load_scorer
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import BixseError, InputError, shorten
 from bixse.evaluation.tasks import CollectionSource, Task, collection_task
@@ -250,7 +249,7 @@ def calibrate_model(
     `warnings` doubts them.
     """
     graded = as_pairs(pairs)
-    scorer: Any = load_scorer(str(model)) if isinstance(model, str | Path) else model
+    scorer = _loaded(model)
     doubts = [*warnings, *check_lengths(scorer, graded)]
     cosines = pair_cosines(scorer, graded, progress)
     scored = ScoredPairs(
@@ -293,7 +292,7 @@ def calibrate_collection(
         0.25
     """
     task = collection if isinstance(collection, Task) else collection_task(collection, split)
-    scorer: Any = load_scorer(str(model)) if isinstance(model, str | Path) else model
+    scorer = _loaded(model)
     cache = None if isinstance(collection, str | Path | Task) else "none"
     pool = score_pool(scorer, task, seed, progress, cache)
     queries, _, *figures = zip(*pool.documents, strict=True)
@@ -302,6 +301,15 @@ def calibrate_collection(
         pool.cosines, relevance, queries, prior, positive_from, seed, _new_head(scorer), weights, is_result
     )  # fmt: skip
     return _calibration(scored, getattr(scorer, "head", None), pool.facts, anyway, pool.warnings)
+
+
+def _loaded(model: Any) -> Any:
+    """Return a model of any kind, loaded if it is a name or a folder."""
+    if not isinstance(model, str | Path):
+        return model
+    from bixse.encoders.scorers import load_scorer  # not at the top: scores need no torch
+
+    return load_scorer(model)
 
 
 def _new_head(scorer: Any) -> RelevanceHead:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.encoders.scorers import Scorer
 
 
 PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
@@ -101,7 +100,7 @@ def build_encoder(
 
     if resolve_precision(device=model.device) == "float32":
         make_weights_float32(model)
-    longest = _keep_within_positions(model)
+    longest = keep_within_positions(model)
     with quiet_loading():
         pool_backbone(model, model.backbone_files, name, pooling)
     set_attention(model, name, model.backbone_files is not None, bidirectional)
@@ -111,7 +110,7 @@ def build_encoder(
 
 def _loaded(name_or_path: str | Path, device: str | None, trust_remote_code: bool) -> RelevanceModel:
     """Load the files of a model, and check that they hold an encoder with all weights."""
-    name, source = str(name_or_path), _undamaged(name_or_path)
+    name, source = str(name_or_path), undamaged_source(name_or_path)
     from bixse.encoders.relevance_model import RelevanceModel
 
     if (kind := kind_of(source)) != "encoder":
@@ -120,7 +119,7 @@ def _loaded(name_or_path: str | Path, device: str | None, trust_remote_code: boo
             "encoder; fix: name an encoder (`bixse evaluate MODEL --rerank DIR` and `bixse calibrate` take such a "
             "folder, and `--judge cross-encoder:DIR` takes a reranker)"
         )
-    with _loading(name, "a sentence-transformers or transformers encoder"):
+    with loading(name, "a sentence-transformers or transformers encoder"):
         model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
         unused = check_weights(model, name, trust_remote_code)
     warn_of_unused(f"model {name!r}", *unused)
@@ -128,7 +127,7 @@ def _loaded(name_or_path: str | Path, device: str | None, trust_remote_code: boo
 
 
 @contextlib.contextmanager
-def _loading(name: str, expected: str) -> Iterator[None]:
+def loading(name: str, expected: str) -> Iterator[None]:
     """Turn errors of the libraries into a ModelError, and keep their output off the terminal."""
     try:
         with quiet_loading():
@@ -188,51 +187,6 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
         switch_attention(model, "eager")
 
 
-def load_scorer(name_or_path: str | Path, device: str | None = None, dimensions: int | None = None) -> Any:
-    """Load the encoder, or the model of another kind, of a name; the files of its folder say which it is."""
-    kind = "encoder" if str(name_or_path).startswith(STATIC) else kind_of(resolve_model(name_or_path))
-    if kind == "encoder":
-        return build_encoder(name_or_path, device=device, dimensions=dimensions)
-    if dimensions is not None:
-        raise ModelError(
-            f"dimensions: got {dimensions} for {str(name_or_path)!r} of the kind {kind}, whose embeddings are not cut; "
-            "expected none; fix: leave it out"
-        )
-    from bixse.encoders.scorers import SCORERS
-
-    name, source = str(name_or_path), _undamaged(name_or_path)
-    options: dict[str, Any] = {"num_labels": 1} if kind == "reranker" else {}  # refuses classifiers of more labels
-    with _loading(name, f"a model of the kind {kind}"):
-        model: Any = SCORERS[kind](source, device=device, model_kwargs={"dtype": "float32"}, **options)
-        unused = check_weights(model, name, trust_remote_code=False)
-        _keep_within_positions(model)
-    warn_of_unused(f"model {name!r}", *unused)
-    return model
-
-
-def load_relevance_model(
-    path: str | Path, device: str | None = None, dimensions: int | None = None
-) -> RelevanceModel | Scorer:
-    """Load a model that gives probabilities of relevance from a folder saved by bixse, of any kind.
-
-    See `build_encoder` for the arguments and errors.
-
-    Example:
-        ::
-
-            model = load_relevance_model("runs/quickstart/bixse/model")
-            model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
-    """
-    model: RelevanceModel | Scorer = load_scorer(path, device, dimensions)
-    if model.head is None:
-        cut = "" if dimensions is None else f" for {dimensions} dimensions"
-        raise ModelError(
-            f"{path}: got a model without a relevance head{cut}; expected a folder saved by bixse; "
-            "fix: run `bixse calibrate MODEL --collection DIR`, or use SentenceTransformer for embeddings alone"
-        )
-    return model
-
-
 def set_dropout(model: nn.Module, probability: float) -> None:
     """Set every dropout of the encoder to one probability."""
     from torch import nn
@@ -278,7 +232,7 @@ def model_folder(name_or_path: str | Path) -> Path:
     return Path(resolve_model(name_or_path))
 
 
-def _undamaged(name_or_path: str | Path) -> str:
+def undamaged_source(name_or_path: str | Path) -> str:
     """Return the folder or hub name of a model; raises ModelError for a wrong path, or files unlike their hashes."""
     source = str(resolve_model(name_or_path))  # before the heavy imports, so that a wrong path is reported at once
     if fault := damage(Path(source)):
@@ -412,7 +366,7 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
         )
 
 
-def _keep_within_positions(model: SentenceTransformer) -> int | None:
+def keep_within_positions(model: SentenceTransformer) -> int | None:
     """Lower length limits beyond the number of positions; return the highest number of tokens, None for no limit."""
     from bixse.encoders.loading.backbones import first_position, input_parts
 

@@ -218,7 +218,7 @@ class TrainBatches:
 
     def _drawn(self, job: BackgroundJob, epoch: int, number: int, has_model: bool) -> BatchMatrix:
         from bixse.data.pairs_files import load_several
-        from bixse.encoders.loading.build import load_relevance_model
+        from bixse.encoders.scorers import load_relevance_model
         from bixse.training.config import TrainConfig
         from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
 
