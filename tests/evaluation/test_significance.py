@@ -16,7 +16,7 @@ from bixse.evaluation.statistics import (
     randomisation_test,
     wilson_interval,
 )
-from bixse.rendering.table import format_verdict
+from bixse.rendering.figures import format_verdict
 from bixse.results import QUERIES_FROM
 
 

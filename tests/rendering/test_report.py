@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from bixse.errors import InvalidFileError
 from bixse.lab.studies.outcome import Point, line_plot, row_plot
+from bixse.rendering.figures import format_difference, format_interval, format_p_value, format_seconds, metric_title
 from bixse.rendering.page import render_report, write_report
 from bixse.rendering.plots import POINTS_SHOWN, gains_and_losses_plot, merge_plot, reliability_diagram, training_plots
 from bixse.rendering.schema import (
@@ -26,16 +27,7 @@ from bixse.rendering.schema import (
     save_report_data,
     training_curve,
 )
-from bixse.rendering.table import (
-    format_difference,
-    format_interval,
-    format_markdown,
-    format_number,
-    format_p_value,
-    format_seconds,
-    format_table,
-    metric_title,
-)
+from bixse.rendering.table import format_markdown, format_number, format_table
 from bixse.results import CalibrationReport, Comparison, Difference, MergePoint, ReliabilityBin
 from helpers.html_page import Page
 from helpers.ui_browser import faults, needs_axe, needs_chromium

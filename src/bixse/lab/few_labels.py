@@ -30,7 +30,8 @@ from bixse.errors import InputError
 from bixse.evaluation.statistics import Floats, interval_bounds, quotient
 from bixse.files.files import write_atomically
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale, Ranking, ranked
-from bixse.rendering.table import Cell, format_difference, format_interval, format_number, format_table
+from bixse.rendering.figures import format_difference, format_interval
+from bixse.rendering.table import Cell, format_number, format_table
 from bixse.results import UNITS_FROM, VERDICT_WORDS, IntervalEstimate, too_few
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
