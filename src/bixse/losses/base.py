@@ -18,11 +18,11 @@ from bixse.encoders.embedding import (
     number_of_texts,
     tokens_without_padding,
 )
+from bixse.encoders.loading.precision import without_autocast
 from bixse.encoders.processes import all_gather_rows, global_mean_weight, is_sharded, world_size
 from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.catalogue import LossOptions
 from bixse.losses.targets import GradedTargets, mean_grades
-from bixse.losses.tiles.products import without_autocast
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -103,6 +103,15 @@ def autocast(device: torch.device | str, setting: str | None = None) -> Abstract
     return torch.autocast(torch.device(device).type, torch.bfloat16)
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which operations keep the dtypes of their inputs."""
+    import torch
+
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
 def make_weights_float32(model: torch.nn.Module) -> None:
     """Make half-precision weights and buffers float32, in place; quantised ones stay."""
     import torch

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bixse.encoders.loading.precision import without_autocast
 from bixse.losses.tiles.products import (
     KERNEL_TILE_BYTES,
     TILE_SIDE,
@@ -23,7 +24,6 @@ from bixse.losses.tiles.products import (
     product_dtype,
     tile_bytes,
     tile_shape,
-    without_autocast,
 )
 from bixse.losses.tiles.sums import Sums
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,13 +66,6 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, beta: int = 1) -> No
         total.addmm_(left.to(total.dtype), right.to(total.dtype), beta=beta)
     else:
         torch.addmm(total, left, right, beta=beta, out_dtype=total.dtype, out=total)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which operations keep the dtypes of their inputs."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def tile_bytes(device: torch.device) -> int:

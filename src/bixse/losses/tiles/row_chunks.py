@@ -9,16 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bixse.encoders.loading.precision import without_autocast
 from bixse.losses.base import GradedLoss
-from bixse.losses.tiles.products import (
-    add_outer,
-    add_product,
-    mean_logits,
-    multiply,
-    product_dtype,
-    tile_bytes,
-    without_autocast,
-)
+from bixse.losses.tiles.products import add_outer, add_product, mean_logits, multiply, product_dtype, tile_bytes
 
 if TYPE_CHECKING:
     from bixse.losses.targets import GradedTargets
