@@ -22,9 +22,10 @@ from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.statistics import paired_difference
 from bixse.progress import Progress
 from bixse.search.store import EmbeddingStore
-from bixse.training.config import MergeConfig, MergeModelsConfig
+from bixse.training.config import MergeConfig
 from bixse.training.loop.batches import BatchPlan, GroupDataset
 from bixse.training.merge import Change, MergeResult, _change, _choose, _chosen, set_best_weights
+from bixse.training.merge_config import MergeModelsConfig
 from bixse.training.merge_models import merge, merge_into
 from bixse.training.sources import Split, load_watched
 from bixse.training.train import train_into

@@ -22,12 +22,12 @@ from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.files.files import alone_in, damage, write_hashes
 from bixse.losses import LOSSES, BiXSELoss
-from bixse.training.config import MergeModelsConfig
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.dry_run import plan_training
 from bixse.training.loop.batches import GradedCollator
 from bixse.training.loop.checkpoints import checkpoint_to_resume, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
+from bixse.training.merge_config import MergeModelsConfig
 from bixse.training.merge_models import merge_into
 from bixse.training.train import train_into
 from helpers.batches import QUICK

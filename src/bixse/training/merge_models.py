@@ -24,10 +24,11 @@ from bixse.files.files import alone_in, storage_errors, work_folder
 from bixse.rendering.table import Cell, Table
 from bixse.settings import paths_in
 from bixse.training.checks import check_not_trained_on
-from bixse.training.config import MODEL_FOLDER, MergeModelsConfig, with_settings_of_run
+from bixse.training.config import MODEL_FOLDER
 from bixse.training.dev_evaluation import queries_of, warnings_of
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge import MergeResult, refitted_head, set_best_weights
+from bixse.training.merge_config import MergeModelsConfig, with_settings_of_run
 from bixse.training.sources import Sources, given_collections, load_watched, read_pairs, split_hashes, splits_of
 
 if TYPE_CHECKING:

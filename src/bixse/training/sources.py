@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import Pairs
-    from bixse.training.config import MergeModelsConfig, TrainConfig
+    from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import Role
+    from bixse.training.merge_config import MergeModelsConfig
 
 
 PairsSource: TypeAlias = "Sequence[Path] | Pairs"

@@ -9,7 +9,8 @@ from typing import Any
 
 from bixse.cli.verb import CommandResult, ComputingOptions, Options, Output, Verb
 from bixse.settings import paths_in
-from bixse.training.config import MergeModelsConfig, OptimizerConfig, TrainConfig
+from bixse.training.config import OptimizerConfig, TrainConfig
+from bixse.training.merge_config import MergeModelsConfig
 
 
 def run_train(config: TrainConfig, options: Options) -> CommandResult:
