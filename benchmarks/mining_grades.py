@@ -21,7 +21,7 @@ from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
-from bixse.evaluation.statistics import wilson_interval
+from bixse.evaluation.intervals import wilson_interval
 from bixse.mining.candidates import Strategy, rank_band
 from bixse.mining.mine import mine_into
 from bixse.mining.mine_settings import MineConfig

@@ -16,7 +16,7 @@ from bixse.audit.audit import audit, first_relevant, render_audit
 from bixse.audit.calibrate_grades import GradeMap, fit_grade_map
 from bixse.audit.labels import ImpossibleLabel, Labels, read_labels
 from bixse.errors import InputError
-from bixse.evaluation.statistics import jackknife_estimate
+from bixse.evaluation.intervals import jackknife_estimate
 from bixse.relevance import GradeScale
 from bixse.results import IntervalEstimate
 from helpers.html_page import Page

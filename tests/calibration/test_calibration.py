@@ -18,7 +18,7 @@ from bixse.calibration.reliability import (
 from bixse.encoders.head import RelevanceHead, log_odds
 from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
-from bixse.evaluation.statistics import wilson_interval
+from bixse.evaluation.intervals import wilson_interval
 
 
 def sigmoid(x):

@@ -13,7 +13,7 @@ from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.calibration.reliability import auc
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import ConfigError, InputError, InvalidFileError, OutputExistsError
-from bixse.evaluation.statistics import jackknife_estimate
+from bixse.evaluation.intervals import jackknife_estimate
 from bixse.files.rows import write_rows
 
 MODEL = "a model, 8 dimensions"

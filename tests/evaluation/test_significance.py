@@ -5,17 +5,8 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
 from bixse.errors import InputError
-from bixse.evaluation.statistics import (
-    SKEWED_SHARE,
-    holm,
-    jackknife_estimate,
-    mean_difference,
-    mean_estimate,
-    paired_difference,
-    query_draws,
-    randomisation_test,
-    wilson_interval,
-)
+from bixse.evaluation.intervals import jackknife_estimate, mean_estimate, query_draws, wilson_interval
+from bixse.evaluation.statistics import SKEWED_SHARE, holm, mean_difference, paired_difference, randomisation_test
 from bixse.rendering.figures import format_verdict
 from bixse.results import QUERIES_FROM
 

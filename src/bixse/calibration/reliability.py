@@ -11,15 +11,8 @@ import numpy.typing as npt
 from bixse.encoders.head import log_odds
 from bixse.encoders.platt import checked
 from bixse.errors import InputError
-from bixse.evaluation.statistics import (
-    ROUNDING,
-    Floats,
-    jackknife_estimate,
-    numbered_queries,
-    query_draws,
-    quotient,
-    wilson_interval,
-)
+from bixse.evaluation.intervals import jackknife_estimate, numbered_queries, query_draws, quotient, wilson_interval
+from bixse.evaluation.statistics import ROUNDING, Floats
 from bixse.results import UNITS_FROM, Bounds, CalibrationReport, IntervalEstimate, ReliabilityBin, Verdict, too_few
 
 _LIKELY = (0.01, 0.975)

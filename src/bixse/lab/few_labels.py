@@ -27,7 +27,8 @@ from scipy.special import stdtrit
 from bixse.audit.labels import Labels, impossible_lines, read_labels
 from bixse.data.joined import Unjoined, check_joined, unanswered, unjoined_labels
 from bixse.errors import InputError
-from bixse.evaluation.statistics import Floats, interval_bounds, quotient
+from bixse.evaluation.intervals import quotient
+from bixse.evaluation.statistics import Floats, interval_bounds
 from bixse.files.files import write_atomically
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale, Ranking, ranked
 from bixse.rendering.figures import format_difference, format_interval

@@ -16,7 +16,7 @@ import numpy as np
 
 from bixse.audit.agreement import cohen_kappa, counts_by_query, nearest_level
 from bixse.audit.audit import first_relevant
-from bixse.evaluation.statistics import few_of_classes, jackknife_estimate
+from bixse.evaluation.intervals import few_of_classes, jackknife_estimate
 from bixse.files.files import append_line, write_atomically
 from bixse.files.parquet import read_table
 from bixse.files.rows import read_rows

@@ -22,7 +22,7 @@ from bixse.audit.audit import first_relevant
 from bixse.data.collection import stream_documents
 from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
-from bixse.evaluation.statistics import few_of_classes
+from bixse.evaluation.intervals import few_of_classes
 from bixse.files.files import read_text
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
