@@ -102,24 +102,6 @@ def size(number: float) -> str:
     return f"{number:.1f} {unit}"
 
 
-def duration(seconds: float) -> str:
-    """Write a duration with its units.
-
-    Example:
-        >>> duration(0.04), duration(12.3), duration(75), duration(7384)
-        ('< 0.1 s', '12.3 s', '1 min 15 s', '2 h 03 min')
-    """
-    if seconds < 0.1:
-        return "< 0.1 s"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min"
-
-
 def _seconds() -> float:
     """Return the seconds between two log lines: the default unless the variable is a number above 0."""
     with suppress(ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import (
@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from bixse.errors import ConfigError, shorten
-from bixse.files.files import Use, read_settings
+from bixse.files.files import RepeatedKeyError, Use, read_text
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -196,6 +196,53 @@ class Settings(BaseModel, metaclass=_RaisesConfigError):
             if section is not None and isinstance(value, Mapping):
                 moved[name] = section.from_folder(value, folder)
         return {**values, **moved}
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of a YAML file: a mapping whose keys are names."""
+    import yaml
+
+    try:
+        loaded = parse_yaml(read_text(path))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # RecursionError: an alias in the value it names
+        where = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; fix: correct that line"
+        ) from error
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+        got = "an empty file" if loaded is None else shorten(loaded)
+        raise ConfigError(
+            f"{path}: got {got}; expected lines of the form `key: value`; fix: name every setting by its key"
+        )
+    return loaded
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text; raise RepeatedKeyError for a mapping with a key twice."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """A loader that builds every value completely, so that a value that contains itself is refused."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = True) -> dict[Hashable, Any]:
+            seen: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if (key.tag, key.value) in seen:
+                        raise RepeatedKeyError(key.value, key.start_mark.line + 1)
+                    seen.add((key.tag, key.value))
+            return super().construct_mapping(node, deep=deep)
+
+        def construct_whole_sequence(self, node: yaml.SequenceNode) -> list[Any]:
+            return self.construct_sequence(node, deep=True)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_mapping)
+    Loader.add_constructor("tag:yaml.org,2002:seq", Loader.construct_whole_sequence)
+    loader = Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def named_words(value: Any) -> Any:

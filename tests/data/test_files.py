@@ -17,6 +17,7 @@ from bixse.errors import ConfigError, InputError, StorageError
 from bixse.files import files
 from bixse.files.files import HASHES_FILE, damage, drop_hashes, write_hashes, write_with_hash
 from bixse.files.parquet import column_names, read_table, save_table, table_writer
+from bixse.settings import parse_yaml, read_settings
 
 
 def write(folder, content):
@@ -46,7 +47,7 @@ def write(folder, content):
 def test_unusable_settings_are_refused(tmp_path, content, got):
     path = write(tmp_path, content)
     with pytest.raises(ConfigError) as caught:
-        files.read_settings(path)
+        read_settings(path)
     assert (caught.value.where, got in caught.value.got) == (str(path), True)
 
 
@@ -60,15 +61,15 @@ def test_json_with_a_repeated_key_is_refused_at_any_depth(inner):
     "text", ["a: 1\nb: {a: 1}\n", "a: &x {k: 1}\nb: *x\n", "b: &x {k: 1}\nc: {<<: *x, k: 2}\n", "1: a\n'1': b\n", ""]
 )
 def test_equal_keys_of_other_mappings_are_no_repeats(text):
-    assert files.parse_yaml(text) == yaml.safe_load(text)
+    assert parse_yaml(text) == yaml.safe_load(text)
 
 
 def test_settings_with_aliases_a_byte_order_mark_and_line_ends_of_other_systems_are_read(tmp_path):
     assert files.read_text(write(tmp_path, b"\xef\xbb\xbfa\r\nb\rc\n")) == "a\nb\nc\n"
-    assert files.read_settings(write(tmp_path, b"\xef\xbb\xbfa: 1\r\nb: {c: x}\r\n")) == {"a": 1, "b": {"c": "x"}}
-    assert files.read_settings(write(tmp_path, b"a: &x [1]\nb: [*x, *x]")) == {"a": [1], "b": [[1], [1]]}
+    assert read_settings(write(tmp_path, b"\xef\xbb\xbfa: 1\r\nb: {c: x}\r\n")) == {"a": 1, "b": {"c": "x"}}
+    assert read_settings(write(tmp_path, b"a: &x [1]\nb: [*x, *x]")) == {"a": [1], "b": [[1], [1]]}
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
-    assert len(files.read_settings(write(tmp_path, "\n".join(lines).encode()))) == 60, "each alias is looked at once"
+    assert len(read_settings(write(tmp_path, "\n".join(lines).encode()))) == 60, "each alias is looked at once"
 
 
 @pytest.mark.parametrize("old", [[], [b"old content"]])

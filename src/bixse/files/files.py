@@ -10,13 +10,13 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, BinaryIO, Literal, TypeAlias
 
-from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError, StorageError, shorten
+from bixse.errors import BixseError, InputError, OutputExistsError, StorageError
 
 Use: TypeAlias = Literal[
     "model", "system", "index", "training", "graded", "pairs", "judgements", "scores", "corpus", "queries", "collection"
@@ -48,8 +48,6 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 CACHE_VARIABLE, NO_CACHE = "BIXSE_CACHE_DIR", "none"
 """Environment variable that holds the path of the cache folder, or that nothing is cached."""
 EMBEDDINGS_FOLDER, TOKENS_FOLDER = "embeddings", "tokens"
-CACHE_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors", ".tokens")
-"""Suffixes of the cached files; earlier versions wrote `.safetensors`."""
 HASHES_FILE = "SHA256SUMS"
 """Name of the hash file inside a folder; `sha256sum -c SHA256SUMS` reads it too."""
 FOR_PEOPLE = (".md",)
@@ -68,34 +66,6 @@ class RepeatedKeyError(ValueError):
 def parse_json(text: str) -> Any:
     """Return the value of a JSON text; raise RepeatedKeyError for an object with a key twice."""
     return _DECODER.decode(text)
-
-
-def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text; raise RepeatedKeyError for a mapping with a key twice."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """A loader that builds every value completely, so that a value that contains itself is refused."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = True) -> dict[Hashable, Any]:
-            seen: set[tuple[str, str]] = set()
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode):
-                    if (key.tag, key.value) in seen:
-                        raise RepeatedKeyError(key.value, key.start_mark.line + 1)
-                    seen.add((key.tag, key.value))
-            return super().construct_mapping(node, deep=deep)
-
-        def construct_whole_sequence(self, node: yaml.SequenceNode) -> list[Any]:
-            return self.construct_sequence(node, deep=True)
-
-    Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_mapping)
-    Loader.add_constructor("tag:yaml.org,2002:seq", Loader.construct_whole_sequence)
-    loader = Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -135,25 +105,6 @@ def read_text(path: Path) -> str:
         )
         raise InputError(f"{path}: {not_text(data) or message}") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML file: a mapping whose keys are names."""
-    import yaml
-
-    try:
-        loaded = parse_yaml(read_text(path))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # RecursionError: an alias in the value it names
-        where = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(
-            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; fix: correct that line"
-        ) from error
-    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
-        got = "an empty file" if loaded is None else shorten(loaded)
-        raise ConfigError(
-            f"{path}: got {got}; expected lines of the form `key: value`; fix: name every setting by its key"
-        )
-    return loaded
 
 
 def is_unicode(text: str) -> bool:
@@ -459,23 +410,3 @@ def work_folder(out: str | Path | None, name: str) -> Iterator[Path]:
         finally:
             del os.environ[CACHE_VARIABLE]
             os.environ.update({} if before is None else {CACHE_VARIABLE: before})
-
-
-def cached_files(folder: Path) -> list[Path]:
-    """Return the files of bixse in a cache folder, and no other files."""
-    paths = sorted(path for part in (EMBEDDINGS_FOLDER, TOKENS_FOLDER) for path in (folder / part).glob("*"))
-    return [path for path in paths if path.is_file() and path.suffix in CACHE_SUFFIXES]
-
-
-def clear_cache(folder: Path) -> int:
-    """Delete the files of bixse in a cache folder; return the number of bytes freed."""
-    freed = 0
-    for path in cached_files(folder):
-        with suppress(FileNotFoundError):  # another process has deleted it
-            size = path.stat().st_size
-            path.unlink()
-            freed += size
-    for empty in (folder / EMBEDDINGS_FOLDER, folder / TOKENS_FOLDER, folder):
-        with suppress(OSError):
-            empty.rmdir()
-    return freed

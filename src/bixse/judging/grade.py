@@ -26,7 +26,8 @@ from bixse.judging.ledgers.segments import check_folder, make_folder
 from bixse.judging.ledgers.writers import seal_left
 from bixse.judging.open_judge import GradeConfig, Judge
 from bixse.judging.spending import LEDGER_NAME, OverBudgetError, Spending
-from bixse.progress import Step, duration, progress_bar
+from bixse.progress import Step, progress_bar
+from bixse.rendering.figures import format_seconds
 
 if TYPE_CHECKING:
     from bixse.judging.grade_settings import Prices
@@ -102,7 +103,9 @@ class Estimate:
             f"price              {unknown if self.usd is None else f'{self.usd:.4f} US dollars (no cache discount)'}",
         ]
         if self.seconds is not None:
-            lines.append(f"time               {duration(self.seconds)} at {self.at_once} at once, from answers so far")
+            lines.append(
+                f"time               {format_seconds(self.seconds)} at {self.at_once} at once, from answers so far"
+            )
         return "\n".join(lines)
 
 

@@ -13,9 +13,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from bixse.encoders.loading.precision import Setting
 from bixse.engine import PlaceSettings
 from bixse.errors import SEEDS, InputError, did_you_mean
-from bixse.files.files import read_settings
 from bixse.losses.catalogue import LOSSES
-from bixse.settings import Flag, Settings
+from bixse.settings import Flag, Settings, read_settings
 from bixse.training.config import TrainConfig
 
 

@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 
-from bixse.progress import duration
 from bixse.rendering.table import finer, format_number
 from bixse.results import VERDICT_WORDS, Difference
 
@@ -54,8 +53,23 @@ def format_p_value(value: float | None) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A duration such as "1 min 23 s", or a dash for None."""
-    return "–" if seconds is None else duration(seconds)
+    """A duration with its units, or a dash for None.
+
+    Example:
+        >>> format_seconds(0.04), format_seconds(12.3), format_seconds(75), format_seconds(7384)
+        ('< 0.1 s', '12.3 s', '1 min 15 s', '2 h 03 min')
+    """
+    if seconds is None:
+        return "–"
+    if seconds < 0.1:
+        return "< 0.1 s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min"
 
 
 def format_histogram(counts: Sequence[int], width: int = 40) -> list[str]:

