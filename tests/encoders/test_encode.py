@@ -14,7 +14,6 @@ from bixse.encoders.embedding import (
     PASS_COST,
     bytes_per_token,
     embed_features,
-    identical_texts,
     passes_by_length,
     passes_of,
     retry_with_smaller_passes,
@@ -23,6 +22,7 @@ from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.encoders.relevance_model import RelevanceModel
+from bixse.losses.base import identical_texts
 from helpers.batches import padded_left
 
 TEXTS = ["copy a file", "sleep in a thread", "move"]

@@ -6,12 +6,13 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bixse.data.graded_pairs import Pairs
-from bixse.encoders.embedding import identical_texts, number_of_texts, tokens_without_padding
+from bixse.encoders.embedding import number_of_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError
 from bixse.evaluation.statistics import mean_difference
 from bixse.lab.studies.study import ClaimResult, Contrast, above, crossed_interval, key_of, measure
 from bixse.lab.studies.study_inputs import transformed
+from bixse.losses.base import identical_texts, tokens_without_padding
 
 
 def table(seeds, queries, shift=0.0, seed=0):

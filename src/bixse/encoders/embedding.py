@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from bixse.encoders import unpadded
@@ -314,30 +313,7 @@ def _cheapest_cut(lengths: NDArray[np.int64], first: NDArray[np.int64], pass_cos
     return numbers[::-1]
 
 
-def tokens_without_padding(features: Features) -> Tensor:
-    """Return (N, T) tokens: each text from position 0 on, then -1, whichever side was padded."""
-    tokens: Tensor = features["input_ids"]
-    mask, offsets = features.get("attention_mask"), features.get("offsets")
-    if isinstance(offsets, Tensor) and tokens.ndim == 1:
-        texts = [*tokens.tensor_split(offsets[1:].cpu())] if len(offsets) else []
-        return pad_sequence(texts, batch_first=True, padding_value=-1) if texts else tokens.reshape(0, 1)
-    if not isinstance(mask, Tensor) or mask.shape != tokens.shape:
-        return tokens
-    tokens_first = torch.argsort(mask.bool().logical_not().long(), dim=1, stable=True)
-    return torch.where(mask.bool(), tokens, -1).gather(1, tokens_first)
-
-
 def number_of_texts(features: Features) -> int:
     """Return N, the number of texts."""
     rows: Tensor = features["offsets"] if "offsets" in features else features["input_ids"]
     return len(rows)
-
-
-def identical_texts(features: Features) -> tuple[Tensor, Tensor]:
-    """Return (U,) first row per distinct text, in order of appearance, and (N,) the index of each row's text in it."""
-    _, inverse = torch.unique(tokens_without_padding(features), dim=0, return_inverse=True)
-    position = torch.arange(len(inverse), device=inverse.device)
-    first = torch.full((int(inverse.max()) + 1 if len(inverse) else 0,), len(inverse), device=inverse.device)
-    first = first.scatter_reduce(0, inverse, position, reduce="amin")
-    by_appearance = torch.argsort(first)
-    return first[by_appearance], torch.argsort(by_appearance)[inverse]

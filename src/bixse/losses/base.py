@@ -7,19 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
+from torch.nn.utils.rnn import pad_sequence
 
 from bixse.encoders.embedding import (
     Features,
     embed_features,
-    identical_texts,
     joined_columns,
     number_of_texts,
-    tokens_without_padding,
 )
 from bixse.encoders.loading.precision import without_autocast
-from bixse.encoders.processes import all_gather_rows, global_mean_weight, is_sharded, world_size
+from bixse.encoders.processes import all_reduce_sum, is_sharded, world_size
 from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.catalogue import LossOptions
 from bixse.losses.targets import GradedTargets, mean_grades
@@ -224,3 +225,59 @@ def _merge_documents(document_features: Sequence[Features]) -> tuple[Tensor, Ten
 def _unit_length(vectors: Tensor) -> Tensor:
     """Return (N, D) rows of length 1, at least float32."""
     return normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
+
+
+def tokens_without_padding(features: Features) -> Tensor:
+    """Return (N, T) tokens: each text from position 0 on, then -1, whichever side was padded."""
+    tokens: Tensor = features["input_ids"]
+    mask, offsets = features.get("attention_mask"), features.get("offsets")
+    if isinstance(offsets, Tensor) and tokens.ndim == 1:
+        texts = [*tokens.tensor_split(offsets[1:].cpu())] if len(offsets) else []
+        return pad_sequence(texts, batch_first=True, padding_value=-1) if texts else tokens.reshape(0, 1)
+    if not isinstance(mask, Tensor) or mask.shape != tokens.shape:
+        return tokens
+    tokens_first = torch.argsort(mask.bool().logical_not().long(), dim=1, stable=True)
+    return torch.where(mask.bool(), tokens, -1).gather(1, tokens_first)
+
+
+def identical_texts(features: Features) -> tuple[Tensor, Tensor]:
+    """Return (U,) first row per distinct text, in order of appearance, and (N,) the index of each row's text in it."""
+    _, inverse = torch.unique(tokens_without_padding(features), dim=0, return_inverse=True)
+    position = torch.arange(len(inverse), device=inverse.device)
+    first = torch.full((int(inverse.max()) + 1 if len(inverse) else 0,), len(inverse), device=inverse.device)
+    first = first.scatter_reduce(0, inverse, position, reduce="amin")
+    by_appearance = torch.argsort(first)
+    return first[by_appearance], torch.argsort(by_appearance)[inverse]
+
+
+def all_gather_rows(rows: Tensor, number: int) -> Tensor:
+    """Return (W * number, D): (n, D) rows of process 0, zeros up to `number` rows, rows of process 1, ..."""
+    # all_gather needs equal shapes; processes may have different numbers of rows
+    padded = torch.cat([rows, rows.new_zeros(number - len(rows), rows.shape[1])])
+    gathered: Tensor = _Gather.apply(padded)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    """A gather whose backward sums the gradients of all processes for this process's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        gathered = rows.new_empty(world_size() * len(rows), rows.shape[1])
+        dist.all_gather_into_tensor(gathered, rows.contiguous())  # collectives refuse strided memory
+        return gathered
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        reduced = gradient.new_empty(len(gradient) // world_size(), gradient.shape[1])
+        dist.reduce_scatter_tensor(reduced, gradient.contiguous())
+        return reduced
+
+
+def global_mean_weight(count: Tensor) -> Tensor:
+    """Return W * count / (sum of counts), the weight of a mean over `count` rows (or 0) in the global mean."""
+    if world_size() == 1:
+        return count.new_ones(())
+    total = all_reduce_sum(count).clamp_(min=1.0)
+    return world_size() * count / total

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.functional import normalize
 
-from bixse.encoders.processes import all_reduce_sum, global_mean_weight, world_size
-from bixse.losses.base import GradedLoss
+from bixse.encoders.processes import all_reduce_sum, world_size
+from bixse.losses.base import GradedLoss, global_mean_weight
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
