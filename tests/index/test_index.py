@@ -8,6 +8,7 @@ import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file
 
+from bixse.cli.verbs.search import read_queries
 from bixse.data.run import RUN_FILE
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
@@ -20,7 +21,6 @@ from bixse.index import index_files
 from bixse.index import make_index as index_module
 from bixse.index.index_files import read_manifest
 from bixse.index.search import IndexSystem, open_index
-from bixse.search.search_collection import read_queries
 from helpers.command import call, refused, result_of
 from helpers.toy import index_of, save_toy
 

@@ -30,7 +30,7 @@ from bixse.files.parquet import checked_file, open_table, reading, table_writer
 if TYPE_CHECKING:
     import torch
 
-    from bixse.search.search_collection import Match
+    from bixse.search.hits import Match
 
 FILES = "files-"
 """Beginning of the name of the folder with texts and embeddings."""

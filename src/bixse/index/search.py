@@ -17,7 +17,7 @@ from bixse.evaluation.systems import System
 from bixse.evaluation.tasks import best_of, query_blocks
 from bixse.index.index_files import EncoderIdentity, IndexFiles, Manifest
 from bixse.index.vector_store import VectorStore, is_stored, open_stored
-from bixse.search.search_collection import Hit, checked_limits, hits_of, probable
+from bixse.search.hits import Hit, checked_limits, hits_of, probable
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Document
     from bixse.progress import ProgressBars
-    from bixse.search.search_collection import Match
+    from bixse.search.hits import Match
 
 FORMS = {"lancedb": "lancedb:PATH/TABLE", "qdrant": "qdrant:URL/COLLECTION"}
 """Database -> form of the name of a table or collection."""

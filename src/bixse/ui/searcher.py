@@ -21,7 +21,8 @@ from bixse.index.vector_store import is_stored
 from bixse.relevance import ranked
 from bixse.search.bm25 import BM25, BM25_NAME
 from bixse.search.exact import exact_search, home_of
-from bixse.search.search_collection import Hit, check_queries, encode_corpus, hits_of, matches_in
+from bixse.search.hits import Hit, check_queries, hits_of
+from bixse.search.search_collection import encode_corpus, matches_in
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:

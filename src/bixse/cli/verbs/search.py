@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.cli.checks import check_model
 from bixse.cli.verb import CommandResult, Options, Output, Verb
-from bixse.errors import InputError, printable
+from bixse.errors import InputError, InvalidFileError, printable
 from bixse.search.retrieval_settings import STDIN, SearchSettings
 
 if TYPE_CHECKING:
     from bixse.index.search import SearchIndex
+    from bixse.search.hits import Hit
 
 LIMITS = {"top", "threshold", "at_precision"}
 """Settings that limit the documents in an answer."""
@@ -26,7 +27,8 @@ def run(settings: SearchSettings, options: Options) -> CommandResult:
     from bixse.data.collection import check_corpus_file
     from bixse.index.vector_store import is_stored
     from bixse.progress import progress_bar
-    from bixse.search.search_collection import check_queries, hit_lines, plain_hits, search_collection
+    from bixse.search.hits import check_queries
+    from bixse.search.search_collection import search_collection
 
     if settings.query is not None:
         check_queries([settings.query])
@@ -41,13 +43,12 @@ def run(settings: SearchSettings, options: Options) -> CommandResult:
     check_model(settings.model)
     chosen = settings.model_dump(include={"model", "collection", "query", "task", "cache", *LIMITS})
     answer = search_collection(**chosen, progress=progress_bar)
-    return CommandResult("\n".join(hit_lines(answer.hits)), {"results": plain_hits(answer.hits)}, {}, answer.warnings)
+    return CommandResult("\n".join(_hit_lines(answer.hits)), {"results": _plain_hits(answer.hits)}, {}, answer.warnings)
 
 
 def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
     from bixse.data.trec import write_run
     from bixse.progress import progress_bar
-    from bixse.search.search_collection import hit_lines, plain_hits, read_queries
 
     limits = settings.model_dump(include=LIMITS)
     many = settings.queries not in (None, STDIN)
@@ -57,14 +58,14 @@ def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
     with open_index(settings.model, settings.model_at, settings.task, settings.exact) as index:
         if settings.query is not None:
             hits = index.search(settings.query, **limits)
-            return CommandResult("\n".join(hit_lines(hits)), {"results": plain_hits(hits)}, {}, index.warnings)
+            return CommandResult("\n".join(_hit_lines(hits)), {"results": _plain_hits(hits)}, {}, index.warnings)
         if not many:
             return _answer_each(index, limits, "--json" in options.words)
         if options.out is None:
             hits_of = dict(zip(queries, index.search(list(queries.values()), **limits), strict=True))
-            blocks = ([f"{name}: {queries[name]}", *hit_lines(hits), ""] for name, hits in hits_of.items())
+            blocks = ([f"{name}: {queries[name]}", *_hit_lines(hits), ""] for name, hits in hits_of.items())
             answers = [
-                {"query_id": name, "query": queries[name], "results": plain_hits(hits)}
+                {"query_id": name, "query": queries[name], "results": _plain_hits(hits)}
                 for name, hits in hits_of.items()
             ]
             return CommandResult(
@@ -80,16 +81,14 @@ def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
 
 def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> CommandResult:
     """Answer queries line by line, each at once, on the real standard output."""
-    from bixse.search.search_collection import hit_lines, plain_hits
-
     out = sys.__stdout__ or sys.stdout  # the command redirects sys.stdout to standard error
     answered = 0
     try:
         for query in _typed(f"{len(index):,} documents; one query per line, Ctrl-D ends"):
             hits = index.search(query, **limits)
             heading = [] if sys.stdin.isatty() else [query]
-            plain = "\n".join([*heading, *hit_lines(hits), ""])
-            line = json.dumps({"query": query, "results": plain_hits(hits)}) if as_json else plain
+            plain = "\n".join([*heading, *_hit_lines(hits), ""])
+            line = json.dumps({"query": query, "results": _plain_hits(hits)}) if as_json else plain
             out.write(printable(line) + "\n")
             out.flush()
             answered += 1
@@ -114,6 +113,49 @@ def _typed(greeting: str) -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
+
+
+def read_queries(path: Path) -> dict[str, str]:
+    """Read queries, id -> text, in file order; raises InputError for none, InvalidFileError for invalid lines.
+
+    The file has the columns _id and text (.jsonl, .csv, .tsv, .parquet), or one query per line with ids q1, q2, ...
+    """
+    from bixse.data.collection import read_queries as queries_of_table
+    from bixse.files.rows import kind_of, text_lines
+
+    if kind_of(path) in (".jsonl", ".csv", ".tsv", ".parquet"):
+        return queries_of_table(path)
+    errors = InvalidFileError(path)
+    queries: dict[str, str] = {}
+    for number, line, _ in text_lines(path, errors):
+        queries[f"q{number}"] = line
+        if not line.strip():
+            errors.add(number, "text", "an empty query", "a text", "fill it in or drop the line")
+    errors.raise_any()
+    if not queries:
+        raise InputError(f"{path}: got no queries; expected at least one; fix: write one per line")
+    return queries
+
+
+def _plain_hits(hits: Iterable[Hit]) -> list[dict[str, Any]]:
+    """Return hits as plain data, ranked from 1."""
+    return [
+        {"rank": rank, "document_id": hit.document_id, "cosine": round(hit.cosine, 4),
+         "probability": None if hit.probability is None else round(hit.probability, 4),
+         "title": hit.title, "text": hit.text}
+        for rank, hit in enumerate(hits, start=1)
+    ]  # fmt: skip
+
+
+def _hit_lines(hits: Iterable[Hit]) -> list[str]:
+    """Format hits for a terminal: rank, probability (or cosine), id, title, and the start of the text."""
+    lines = []
+    for rank, hit in enumerate(hits, start=1):
+        figure = f"cos={hit.cosine:.2f}" if hit.probability is None else f"p={hit.probability:.2f}"
+        heading = f"{hit.document_id}  {' '.join(hit.title.split())}".rstrip()
+        text = " ".join(hit.text.split())
+        lines.append(f"{rank:>3}. {figure}  {heading}\n     {text if len(text) <= 100 else text[:97] + '...'}")
+    return lines or ["no document reaches the threshold"]
 
 
 OUT = Output("File for the answers of an index to --queries, as a TREC run.", metavar="FILE")

@@ -19,7 +19,7 @@ from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace
 if TYPE_CHECKING:
     from bixse.calibration.calibrate_head import HeldOutCheck, ScoredPairs
     from bixse.data.collection import Collection
-    from bixse.search.search_collection import Hit
+    from bixse.search.hits import Hit
     from bixse.ui.searcher import Searcher
 
 TOPS = (5, 10, 20)
