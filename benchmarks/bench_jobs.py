@@ -135,9 +135,10 @@ def write_corpus(folder: Path, size: int, indexed: bool = False) -> None:
     import numpy as np
 
     from bixse.encoders.loading.build import build_encoder
-    from bixse.encoders.loading.static import save_static_encoder
+    from bixse.encoders.loading.static import static_encoder
+    from bixse.encoders.relevance_model import save_whole
 
-    save_static_encoder(build_encoder("demo", device="cpu"), folder / "model", 128)
+    save_whole(static_encoder(build_encoder("demo", device="cpu"), 128), folder / "model")
     tokens = json.loads((folder / "model" / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     words = sorted(word for word in tokens if word.isascii() and word.isalpha() and len(word) > 3)
     for name, rows, length in (("corpus", size, 12), ("queries", QUERIES, 4)):

@@ -187,10 +187,11 @@ def actions(tmp_path_factory):
 def student(tmp_path_factory):
     """Folder of a static encoder of 16 dimensions, which trains in a second."""
     from bixse.encoders.loading.build import build_encoder
-    from bixse.encoders.loading.static import save_static_encoder
+    from bixse.encoders.loading.static import static_encoder
+    from bixse.encoders.relevance_model import save_whole
 
     folder = tmp_path_factory.mktemp("student") / "static"
-    save_static_encoder(build_encoder("demo", device="cpu"), folder, 16)
+    save_whole(static_encoder(build_encoder("demo", device="cpu"), 16), folder)
     return folder
 
 

@@ -229,13 +229,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in harmless or unicodedata.category(c) == "Zs" else "\ufffd" for c in text)
 
 
-def without_long_words(text: str, longest: int = 500) -> str:
-    """Cut words, such as names of models and paths, that would fill the terminal."""
-    end = r"(?P<end>[\"'`):;,.]{0,4})(?!\S)"  # of the sentence, which goes on
-    cut = lambda word: f"{word[0][:100]}... ({len(word[0]):,} characters){word['end']}"  # noqa: E731
-    return re.sub(rf"\S{{{longest},}}?{end}", cut, text)
-
-
 def shorten(value: object, width: int = 60) -> str:
     """Quote a value of the data for a message, cut to `width` characters; of binary data, only its length."""
     text = f"a blob of {len(value)} bytes" if isinstance(value, bytes) else repr(value)

@@ -14,9 +14,9 @@ from transformers import AutoModel, AutoTokenizer, RobertaConfig, RobertaModel
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading import build
 from bixse.encoders.loading import precision as module
-from bixse.encoders.loading.build import build_encoder, set_dropout, use_attention_to_train_with
+from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import PRECISION_VARIABLE, precision_setting, resolve_precision, use_precision
-from bixse.encoders.weights import upcast_trainable_to_float32
+from bixse.encoders.weights import set_dropout, upcast_trainable_to_float32, use_attention_to_train_with
 from bixse.errors import InputError, ModelError
 from helpers.hub_cache import put_into_hub_cache
 from helpers.one_answer import one_answer

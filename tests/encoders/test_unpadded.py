@@ -15,9 +15,9 @@ from bixse.encoders import unpadded
 from bixse.encoders.embedding import embed_features, passes_of
 from bixse.encoders.encode import embeddings_key
 from bixse.encoders.loading.backbones import switch_attention
-from bixse.encoders.loading.build import build_encoder, set_dropout
+from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import autocast
-from bixse.encoders.weights import add_lora
+from bixse.encoders.weights import add_lora, set_dropout
 from bixse.losses import BiXSELoss
 from encoders.conftest import save
 from helpers.batches import padded_left

@@ -19,8 +19,9 @@ from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
 from bixse.index.index_files import open_files
+from bixse.index.make_index import export_index
 from bixse.index.search import IndexSystem, open_index
-from bixse.index.vector_store import connect, export_index
+from bixse.index.vector_store import connect
 from helpers.command import call, refused
 from helpers.one_answer import one_answer
 from helpers.toy import index_of
@@ -36,7 +37,7 @@ module.connected = lambda url: QdrantClient(path={folder!r})
 """
 SLOW_EXPORT = """
 import sys, time
-from bixse.index import vector_store
+from bixse.index import make_index, vector_store
 found = vector_store.connect(sys.argv[2])
 kind, write = type(found), type(found).write
 found.close()
@@ -47,7 +48,7 @@ def slow(*arguments):
     print("wrote", flush=True)
 kind.write = slow
 print("ready", flush=True)
-vector_store.export_index(*sys.argv[1:])
+make_index.export_index(*sys.argv[1:])
 """
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from test_trainer import After
 
-from bixse.encoders.loading.build import set_dropout
 from bixse.encoders.relevance_model import RelevanceModel
+from bixse.encoders.weights import set_dropout
 from bixse.losses import BiXSELoss
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from bixse.audit.labels import read_labels
+from bixse.cli.verbs.evaluate import read_ranking
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.errors import InputError, InvalidFileError, StorageError
-from bixse.evaluation.systems import read_ranking
 from bixse.judging.rubrics import Rubric
 from bixse.lab.few_labels import evaluate_few_labels
 from bixse.relevance import GradeScale

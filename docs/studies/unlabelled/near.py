@@ -15,8 +15,9 @@ from torch.nn.utils import get_total_norm
 from transformers import TrainerCallback
 
 from bixse.cli.main import main
-from bixse.encoders.loading.backbones import backbones, transformer_blocks
+from bixse.encoders.loading.backbones import backbones
 from bixse.training import recipe
+from bixse.training.sharding import transformer_blocks
 
 LIMIT = 0.002
 """Largest distance |w - w0| / |w0|. One pass of pydocs without a limit ends at .0054."""

@@ -13,9 +13,9 @@ import pandas as pd
 
 from bixse.audit import agreement
 from bixse.audit.agreement import agreement_in_words, counts_by_query, nearest_level
-from bixse.audit.labels import ImpossibleLabel, Labels, impossible_lines, labels_of
+from bixse.audit.labels import ImpossibleLabel, Labels, impossible_lines, labels_of, unjoined_labels
 from bixse.calibration.reliability import calibration_report
-from bixse.data.joined import Unjoined, check_joined, unjoined_labels, warn_of
+from bixse.data.joined import Unjoined, check_joined, warn_of
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.errors import InputError

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from bixse.data.columns import text_id
+from bixse.data.joined import Unjoined
 from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.rows import FORMATS, files_of, kind_of, read_rows, text_lines
@@ -330,3 +331,10 @@ def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, 
         replace(judge, name=str(Path(judge.path).with_suffix(""))) if names.count(judge.name) > 1 else judge
         for judge in labels_of_judges
     ]
+
+
+def unjoined_labels(judge: str, judged: Collection[Any], labelled: Collection[Any]) -> Unjoined:
+    """Return the pairs of the smaller side, a judge's or people's, that the other side lacks."""
+    if len(judged) < len(labelled):
+        return Unjoined.of(f"pairs of {judge} without a human label", judged, labelled)
+    return Unjoined.of(f"human labels of pairs that {judge} lacks", labelled, judged)

@@ -30,7 +30,6 @@ from bixse.errors import (
     did_you_mean,
     first_fault,
     printable,
-    without_long_words,
 )
 from bixse.settings import flag_of, section_of
 from bixse.training.distributed import is_main_process, rank, world_size
@@ -195,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_wrong_name = getattr(error, "errno", None) == errno.ENAMETOOLONG
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=2 if is_wrong_name else 1)
     for lines in (result.warnings, result.errors):
-        lines[:] = map(without_long_words, lines)
+        lines[:] = map(_without_long_words, lines)
     if not is_main:  # rank 0 prints shared errors; other ranks print only their own
         for line in [] if known_to_all else result.errors:
             sys.stderr.write(printable(f"error: process {rank()}: {line}\n"))
@@ -295,3 +294,10 @@ class _Plain(logging.Formatter):
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def _without_long_words(text: str, longest: int = 500) -> str:
+    """Cut words, such as names of models and paths, that would fill the terminal."""
+    end = r"(?P<end>[\"'`):;,.]{0,4})(?!\S)"  # of the sentence, which goes on
+    cut = lambda word: f"{word[0][:100]}... ({len(word[0]):,} characters){word['end']}"  # noqa: E731
+    return re.sub(rf"\S{{{longest},}}?{end}", cut, text)

@@ -279,24 +279,6 @@ def joined_collection(
     return replace(collection, qrels=qrels, warnings=tuple(warnings))
 
 
-def collections_of(given: Any, split: str | Sequence[str], name: str) -> list[Path | Collection]:
-    """Return one collection or several, or none: folders as paths, and what `as_collection` takes under `name`.
-
-    Objects have the judgements of their split alone: `split` has one for all, or one per collection.
-    """
-    is_one = not isinstance(given, list | tuple) or any(isinstance(each, Mapping) for each in given)
-    several: list[Path | Collection] = []
-    for number, each in enumerate([given] if is_one and given is not None else given or ()):
-        if is_path(each):
-            several.append(Path(each))
-            continue
-        part = split if isinstance(split, str) else split[min(number, len(split) - 1)]
-        held = as_collection(each, part)
-        numbered = name if is_one else f"{name}-{number + 1}"
-        several.append(replace(held, name=numbered, qrels={part: held.qrels[part]}))
-    return several
-
-
 def files_of_split(folder: Path, split: str) -> dict[str, Path]:
     """Return name -> path of the files that a split of a collection folder needs."""
     return {name: folder / name for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")}

@@ -89,13 +89,6 @@ def unjoined_judgements(qrels: Qrels, queries: Container[str], missing: Set[str]
     )
 
 
-def unjoined_labels(judge: str, judged: Collection[Any], labelled: Collection[Any]) -> Unjoined:
-    """Return the pairs of the smaller side, a judge's or people's, that the other side lacks."""
-    if len(judged) < len(labelled):
-        return Unjoined.of(f"pairs of {judge} without a human label", judged, labelled)
-    return Unjoined.of(f"human labels of pairs that {judge} lacks", labelled, judged)
-
-
 def without_relevant(qrels: Qrels) -> Unjoined:
     """Return the judged queries that no mean can count, since they have no relevant document."""
     relevant = {query for query, judged in qrels.items() if any(grade > 0 for grade in judged.values())}

@@ -17,13 +17,13 @@ from bixse.errors import InputError, shorten
 from bixse.evaluation.evaluate import Evaluation, evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, ir_name
 from bixse.evaluation.statistics import Floats, holm, mean_difference, paired_differences, sign_flip_test
-from bixse.evaluation.systems import System, check_distinct
 from bixse.files.files import write_atomically
 from bixse.rendering.figures import format_difference, format_interval, format_p_value, format_verdict, metric_title
 from bixse.rendering.table import Cell, Table, format_table
 from bixse.results import LOCAL, TestedDifference, Verdict
 
 if TYPE_CHECKING:
+    from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
     from bixse.progress import ProgressBars
 
@@ -315,3 +315,13 @@ def shown_names(systems: Sequence[System]) -> list[str]:
 def precision_of(systems: Sequence[System]) -> str | None:
     """Return the dtype of the first system with a model."""
     return next((system.precision for system in systems if system.precision is not None), None)
+
+
+def check_distinct(systems: Sequence[System]) -> None:
+    """Raise InputError for a checkpoint that is named twice."""
+    for first, second in combinations(systems, 2):
+        if first.name == second.name:
+            raise InputError(
+                f"models: got {first.label!r} and {second.label!r}, which are the same checkpoint; expected each once; "
+                "fix: leave one out"
+            )

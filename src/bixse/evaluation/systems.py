@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import combinations
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -382,17 +381,6 @@ def run_file(path: Path) -> Path | None:
     return file if file.suffix in RUN_SUFFIXES and file.is_file() else None
 
 
-def read_ranking(path: str, contradicted: list[str] | None = None) -> Ranking:
-    """Read a TREC run as `read_run`, or that of a folder of `bixse evaluate`; refuse systems that have to search."""
-    file = run_file(Path(path))
-    if file is None:
-        raise InputError(
-            f"{path}: got no run; expected a run file (.trec, .run) or an output folder of `bixse evaluate`; fix: "
-            "check the path; for a model, run `bixse evaluate` or `bixse search` with --out first"
-        )
-    return read_run(file, contradicted)
-
-
 @contextmanager
 def instructions_of(encoder: SentenceTransformer, names: Sequence[str], must: bool = False) -> Iterator[str | None]:
     """Encode with the instructions of the first name in the model's table; restore the prompts afterwards.
@@ -410,13 +398,3 @@ def instructions_of(encoder: SentenceTransformer, names: Sequence[str], must: bo
     finally:
         if chosen is not None:
             encoder.prompts, encoder.task = prompts, task  # type: ignore[assignment]
-
-
-def check_distinct(systems: Sequence[System]) -> None:
-    """Raise InputError for a checkpoint that is named twice."""
-    for first, second in combinations(systems, 2):
-        if first.name == second.name:
-            raise InputError(
-                f"models: got {first.label!r} and {second.label!r}, which are the same checkpoint; expected each once; "
-                "fix: leave one out"
-            )

@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +23,7 @@ from bixse.index.index_files import (
     Manifest,
     embeddings_file,
     is_index,
+    open_files,
     read_manifest,
     read_texts,
     shard_rows,
@@ -30,6 +31,7 @@ from bixse.index.index_files import (
     write_texts,
 )
 from bixse.index.search import load_encoder, warn_of_long
+from bixse.index.vector_store import connect
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
@@ -212,3 +214,33 @@ def _present(out: Path, wanted: Manifest) -> Manifest | None:
         what = f"files ({', '.join(visible[:3])})" if visible else "a file"
         raise OutputExistsError(f"{out}: got {what}; expected a new or empty folder, or an index; fix: {fix}")
     return None
+
+
+def export_index(index: str | Path, to: str, progress: ProgressBars | None = None) -> int:
+    """Write embeddings, ids, titles and texts of an index into a vector database; return the number written now.
+
+    Existing documents stay: a stopped export continues, and a finished one does nothing. `to` is
+    "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION". InputError: the database cannot be used. OutputExistsError: the
+    database holds something else.
+    """
+    folder = Path(index)
+    with closing(open_files(folder)) as files, closing(connect(to)) as store, alone_in(folder):
+        wanted = files.manifest
+        if not store.exists:
+            store.create(wanted)
+        elif different := store.manifest.differences(wanted, {"corpus", "documents", "precision"}):
+            raise OutputExistsError(
+                f"{to}: got an index of {store.manifest.encoder.name!r} with another {' and '.join(different)}; "
+                "expected one of the same corpus, encoder and settings; fix: choose another name, or delete it"
+            )
+        if (first := store.count()) < wanted.documents:
+            first -= first % store.together  # a killed write may be there in part
+        step = progress(f"write to {to}", wanted.documents - first) if progress is not None else None
+        for start in range(first, wanted.documents, store.together):
+            stop = min(start + store.together, wanted.documents)
+            store.write(start, files.documents(range(start, stop)), files.embeddings(start, stop))
+            if step is not None:
+                step(stop - start)
+        store.check()
+        store.build()
+    return wanted.documents - first

@@ -1,19 +1,17 @@
-"""Vector databases: what bixse needs of them, and an index written into one."""
+"""Vector databases: what bixse needs of them."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import ValidationError
 
-from bixse.errors import InputError, OutputExistsError, first_fault, shorten
-from bixse.files.files import alone_in
+from bixse.errors import InputError, first_fault, shorten
 from bixse.index.index_files import IndexFiles, Manifest, is_index, open_files
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bixse.data.collection import Document
-    from bixse.progress import ProgressBars
     from bixse.search.hits import Match
 
 FORMS = {"lancedb": "lancedb:PATH/TABLE", "qdrant": "qdrant:URL/COLLECTION"}
@@ -145,33 +142,3 @@ def open_stored(name: str | Path) -> IndexFiles | VectorStore:
     store = connect(str(name))
     store.check()
     return store
-
-
-def export_index(index: str | Path, to: str, progress: ProgressBars | None = None) -> int:
-    """Write embeddings, ids, titles and texts of an index into a vector database; return the number written now.
-
-    Existing documents stay: a stopped export continues, and a finished one does nothing. `to` is
-    "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION". InputError: the database cannot be used. OutputExistsError: the
-    database holds something else.
-    """
-    folder = Path(index)
-    with closing(open_files(folder)) as files, closing(connect(to)) as store, alone_in(folder):
-        wanted = files.manifest
-        if not store.exists:
-            store.create(wanted)
-        elif different := store.manifest.differences(wanted, {"corpus", "documents", "precision"}):
-            raise OutputExistsError(
-                f"{to}: got an index of {store.manifest.encoder.name!r} with another {' and '.join(different)}; "
-                "expected one of the same corpus, encoder and settings; fix: choose another name, or delete it"
-            )
-        if (first := store.count()) < wanted.documents:
-            first -= first % store.together  # a killed write may be there in part
-        step = progress(f"write to {to}", wanted.documents - first) if progress is not None else None
-        for start in range(first, wanted.documents, store.together):
-            stop = min(start + store.together, wanted.documents)
-            store.write(start, files.documents(range(start, stop)), files.embeddings(start, stop))
-            if step is not None:
-                step(stop - start)
-        store.check()
-        store.build()
-    return wanted.documents - first

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 
-from bixse.audit.labels import Labels, impossible_lines, read_labels
-from bixse.data.joined import Unjoined, check_joined, unanswered, unjoined_labels
+from bixse.audit.labels import Labels, impossible_lines, read_labels, unjoined_labels
+from bixse.data.joined import Unjoined, check_joined, unanswered
 from bixse.errors import InputError
 from bixse.evaluation.intervals import quotient
 from bixse.evaluation.statistics import Floats, interval_bounds

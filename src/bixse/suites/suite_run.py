@@ -15,10 +15,10 @@ from bixse.data.collection import files_of_split
 from bixse.data.draws import PASSAGES, QUERIES, cut_collection
 from bixse.data.run import open_run
 from bixse.errors import BixseError, InputError, did_you_mean
-from bixse.evaluation.compare_evaluations import Comparisons, compare_tasks, precision_of, shown_names
+from bixse.evaluation.compare_evaluations import Comparisons, check_distinct, compare_tasks, precision_of, shown_names
 from bixse.evaluation.evaluate import Evaluation, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.systems import System, check_distinct, open_system
+from bixse.evaluation.systems import System, open_system
 from bixse.evaluation.tasks import Task, collection_task
 from bixse.suites.known_suites import Suite, SuiteTask, suite_named
 from bixse.suites.suite_result import SuiteResult

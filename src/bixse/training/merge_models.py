@@ -16,7 +16,7 @@ from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import paths_or_pairs
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead, at_lengths
-from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes, model_source
+from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import Weights, mean_weights, trained_weights
 from bixse.errors import ModelError
@@ -29,7 +29,15 @@ from bixse.training.dev_evaluation import queries_of, warnings_of
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge import MergeResult, refitted_head, set_best_weights
 from bixse.training.merge_config import MergeModelsConfig, with_settings_of_run
-from bixse.training.sources import Sources, given_collections, load_watched, read_pairs, split_hashes, splits_of
+from bixse.training.sources import (
+    Sources,
+    given_collections,
+    load_watched,
+    model_source,
+    read_pairs,
+    split_hashes,
+    splits_of,
+)
 
 if TYPE_CHECKING:
     import pandas

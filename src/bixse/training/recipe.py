@@ -20,17 +20,20 @@ from bixse.encoders.embedding import embed_features
 from bixse.encoders.head import RelevanceHead, at_lengths
 from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.backbones import switch_attention
-from bixse.encoders.loading.build import (
-    build_encoder,
-    check_dimensions,
-    quiet_loading,
-    set_dropout,
-    use_attention_to_train_with,
-)
+from bixse.encoders.loading.build import build_encoder, check_dimensions, quiet_loading
 from bixse.encoders.loading.precision import autocast, default_device
 from bixse.encoders.loading.standardise import TEXTS_MEASURED, Standardised, standardise
 from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
-from bixse.encoders.weights import Weights, add_lora, has_lora, merge_lora, trained_weights, upcast_trainable_to_float32
+from bixse.encoders.weights import (
+    Weights,
+    add_lora,
+    has_lora,
+    merge_lora,
+    set_dropout,
+    trained_weights,
+    upcast_trainable_to_float32,
+    use_attention_to_train_with,
+)
 from bixse.errors import InputError, InterruptedRunError
 from bixse.files.files import storage_errors
 from bixse.losses.catalogue import LOSSES, build_loss

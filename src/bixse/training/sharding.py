@@ -28,8 +28,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from bixse.encoders.loading.backbones import backbones, transformer_blocks
+from bixse.encoders.loading.backbones import backbones
 from bixse.encoders.processes import unsharded_tensors
 from bixse.errors import InputError, ModelError
 from bixse.files.files import storage_errors, write_atomically
@@ -243,3 +244,8 @@ class ShardedTrainer(GradedTrainer):
 
     def _load_encoder(self, checkpoint_path: str) -> None:
         load_weights(Path(checkpoint_path), self.loss)
+
+
+def transformer_blocks(backbone: nn.Module) -> list[nn.Module]:
+    """Return the transformer blocks from the lowest on; transformers derives all blocks from one class."""
+    return [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from sentence_transformers import SentenceTransformer
+
 from bixse.data.collection import (
     Collection,
+    as_collection,
     check_split,
-    collections_of,
     files_of_split,
     joined_collection,
     load_collection,
 )
+from bixse.data.given import is_path
 from bixse.data.pairs_files import load_several
+from bixse.data.run import in_run
 from bixse.encoders.loading.build import IN_MEMORY
 from bixse.errors import InputError
 from bixse.files.files import hash_files
@@ -22,8 +27,6 @@ from bixse.settings import paths_in
 from bixse.training.dev_evaluation import Watched, WatchedQueries
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
     from bixse.data.graded_pairs import Pairs
     from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import Role
@@ -54,13 +57,23 @@ class Sources(NamedTuple):
     splits: Sequence[Split]
 
 
+def model_source(model: str | Path | SentenceTransformer) -> str | SentenceTransformer:
+    """Return the name or folder of a model as a text, or a model in memory; raise InputError for anything else."""
+    if not isinstance(model, str | Path | SentenceTransformer):
+        raise InputError(
+            f"model: got {type(model).__name__}; expected a name, a folder or a SentenceTransformer; fix: give the "
+            "model first and settings as keywords, as in bixse.train('demo', pairs, seed=1)"
+        )
+    return model if isinstance(model, SentenceTransformer) else in_run(str(model), "model")
+
+
 def given_collections(
     dev: Any, guard: Any, settings: Mapping[str, Any]
 ) -> tuple[list[Path | Collection], dict[str, list[Path | str]]]:
     """Return dev and guard collections, and the settings that name them: a path, or a word for one in memory."""
     sources = {
-        "dev": collections_of(dev, settings.get("dev_split", "dev"), "dev"),
-        "guard": collections_of(guard, settings.get("guard_split", "test"), "guard"),
+        "dev": _collections_of(dev, settings.get("dev_split", "dev"), "dev"),
+        "guard": _collections_of(guard, settings.get("guard_split", "test"), "guard"),
     }
     named: dict[str, list[Path | str]] = {
         role: [each if isinstance(each, Path) else IN_MEMORY for each in several]
@@ -68,6 +81,24 @@ def given_collections(
         if several
     }
     return [*sources["dev"], *sources["guard"]], named
+
+
+def _collections_of(given: Any, split: str | Sequence[str], name: str) -> list[Path | Collection]:
+    """Return one collection or several, or none: folders as paths, and what `as_collection` takes under `name`.
+
+    Objects have the judgements of their split alone: `split` has one for all, or one per collection.
+    """
+    is_one = not isinstance(given, list | tuple) or any(isinstance(each, Mapping) for each in given)
+    several: list[Path | Collection] = []
+    for number, each in enumerate([given] if is_one and given is not None else given or ()):
+        if is_path(each):
+            several.append(Path(each))
+            continue
+        part = split if isinstance(split, str) else split[min(number, len(split) - 1)]
+        held = as_collection(each, part)
+        numbered = name if is_one else f"{name}-{number + 1}"
+        several.append(replace(held, name=numbered, qrels={part: held.qrels[part]}))
+    return several
 
 
 def read_pairs(source: PairsSource) -> tuple[Pairs, str, dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import paths_or_pairs
 from bixse.data.run import open_run
 from bixse.data.task_instructions import load_instructions
-from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes, model_path_settings, model_source
+from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes, model_path_settings
 from bixse.errors import InterruptedRunError
 from bixse.files.files import work_folder
 from bixse.rendering.table import Cell, Table
@@ -20,7 +20,15 @@ from bixse.training.dev_evaluation import dev_figures
 from bixse.training.distributed import RunGuard, check_agreement, raise_together
 from bixse.training.loop.checkpoints import checkpoint_to_resume
 from bixse.training.recipe import Inputs, TrainResult, run_training
-from bixse.training.sources import Sources, given_collections, load_watched, read_pairs, split_hashes, splits_of
+from bixse.training.sources import (
+    Sources,
+    given_collections,
+    load_watched,
+    model_source,
+    read_pairs,
+    split_hashes,
+    splits_of,
+)
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bixse.cli.verb import CommandResult, ComputingOptions, Verb
-from bixse.errors import BixseError, InputError
+from bixse.errors import BixseError, InputError, ModelError
 from bixse.files.files import CACHE_VARIABLE, EMBEDDINGS_FOLDER, NO_CACHE, TOKENS_FOLDER, cache_folder
 from bixse.settings import Flag, Settings
 
@@ -54,10 +54,15 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
 
 def _servers(model: Path, fix: bool) -> CommandResult:
     """Name the files that lack settings of older servers, or add them."""
-    from bixse.encoders.loading.build import model_folder
+    from bixse.encoders.loading.build import resolve_model
     from bixse.encoders.serving import add_older_settings, older_settings
 
-    folder = model_folder(model)
+    if str(model) != "demo" and not model.exists():
+        raise ModelError(
+            f"model {str(model)!r}: got no such folder; expected the folder of a model; fix: check the path, or "
+            "download a model of the hub with `hf download NAME --local-dir DIR`"
+        )
+    folder = Path(resolve_model(model))
     added = add_older_settings(folder) if fix else []
     lacking = list(older_settings(folder))
     lines = [f"changed: {folder / name}" for name in added] or [f"{folder}: older servers need {len(lacking)} changes"]

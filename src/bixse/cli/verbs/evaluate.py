@@ -20,6 +20,7 @@ from bixse.settings import Flag, Reads, Settings
 
 if TYPE_CHECKING:
     from bixse.evaluation.systems import System
+    from bixse.relevance import Ranking
 
 
 RERANK_DEPTH = 100
@@ -193,9 +194,22 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     return CommandResult(f"{text}\n\n{line}", metrics, artifacts, warnings, errors, 1 - tested.passed)
 
 
+def read_ranking(path: str, contradicted: list[str] | None = None) -> Ranking:
+    """Read a TREC run as `read_run`, or that of a folder of `bixse evaluate`; refuse systems that have to search."""
+    from bixse.data.trec import read_run
+    from bixse.evaluation.systems import run_file
+
+    file = run_file(Path(path))
+    if file is None:
+        raise InputError(
+            f"{path}: got no run; expected a run file (.trec, .run) or an output folder of `bixse evaluate`; fix: "
+            "check the path; for a model, run `bixse evaluate` or `bixse search` with --out first"
+        )
+    return read_run(file, contradicted)
+
+
 def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None) -> CommandResult:
     from bixse.data.joined import doubt_ranks
-    from bixse.evaluation.systems import read_ranking
     from bixse.lab.few_labels import few_labels_of_files
 
     assert settings.human is not None

@@ -19,8 +19,8 @@ class IndexOptions(Options):
 
 def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     """Make an index."""
-    from bixse.index.make_index import make_index
-    from bixse.index.vector_store import connect, export_index
+    from bixse.index.make_index import export_index, make_index
+    from bixse.index.vector_store import connect
     from bixse.progress import progress_bar
 
     if options.to is not None:  # refuses an unusable database before anything is encoded

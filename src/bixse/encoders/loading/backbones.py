@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from sentence_transformers.base.modules import Router
-from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, StaticEmbedding, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bixse.encoders.loading.precision import rounding
 from bixse.errors import ModelError
@@ -54,25 +52,6 @@ def input_parts(model: SentenceTransformer) -> list[nn.Module]:
     return [next(iter(route.children())) for route in _routes(first)] or [first]
 
 
-@contextmanager
-def reading_at_most(model: SentenceTransformer, max_length: int | None) -> Iterator[None]:
-    """Let the model read at most `max_length` tokens per text inside the block; None changes nothing."""
-    parts: list[Any] = input_parts(model) if max_length is not None else []
-    if any(isinstance(part, StaticEmbedding) for part in parts):  # its length has no setter
-        raise ModelError(
-            f"train_max_length: got {max_length} for static embeddings, which read texts of any length; expected none; "
-            "fix: leave it out"
-        )
-    limits = [part.max_seq_length for part in parts]
-    try:
-        for part, length in zip(parts, limits, strict=True):
-            part.max_seq_length = max_length if length is None else min(length, max_length)
-        yield
-    finally:
-        for part, length in zip(parts, limits, strict=True):
-            part.max_seq_length = length
-
-
 def backbones(model: SentenceTransformer) -> list[Any]:
     """Return the parts that read texts with a transformers model."""
     return [part for part in input_parts(model) if getattr(part, "auto_model", None) is not None]
@@ -83,11 +62,6 @@ def first_position(part: nn.Module) -> int:
     tables = [getattr(module, "position_embeddings", None) for module in part.modules()]
     padding = [getattr(table, "padding_idx", None) for table in tables]
     return max((index + 1 for index in padding if index is not None), default=0)
-
-
-def transformer_blocks(backbone: nn.Module) -> list[nn.Module]:
-    """Return the transformer blocks from the lowest on; transformers derives all blocks from one class."""
-    return [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def switch_attention(model: SentenceTransformer, implementation: str | None) -> None:

@@ -20,7 +20,6 @@ from bixse.files.files import HASHES_FILE, damage, file_hash
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-    from torch import nn
 
     from bixse.encoders.relevance_model import RelevanceModel
 
@@ -37,8 +36,6 @@ STATIC = "static:"
 """Prefix of a model's name that makes a static encoder of its table of token embeddings."""
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
 """Files of a model folder that its embeddings may depend on: weights, settings, vocabularies, code, templates."""
-LONGEST_FOR_EAGER = 128
-"""Longest texts, in tokens, for which eager attention trains faster on a CPU with bf16."""
 
 
 def build_encoder(
@@ -176,29 +173,6 @@ def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> N
             )
 
 
-def use_attention_to_train_with(model: SentenceTransformer, longest: int | None) -> None:
-    """Switch a model to the fastest attention for training on texts of at most `longest` tokens."""
-    from bixse.encoders.loading.backbones import switch_attention
-
-    device = default_device()
-    # on CPUs, backward of sdpa is slow: in bf16 (not in float32), eager is faster up to 128 tokens
-    short = longest is not None and longest <= LONGEST_FOR_EAGER
-    if short and device == "cpu" and resolve_precision(device=device) == "bfloat16":
-        switch_attention(model, "eager")
-
-
-def set_dropout(model: nn.Module, probability: float) -> None:
-    """Set every dropout of the encoder to one probability."""
-    from torch import nn
-
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = probability
-        for name, value in list(vars(module).items()):  # attention often has a plain number (ModernBERT, Qwen, Llama)
-            if "dropout" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
-                setattr(module, name, probability)
-
-
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
     """Keep the output of the libraries off the terminal while a model loads or is saved."""
@@ -220,16 +194,6 @@ def no_library_bars() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if had_bar:
             logging.enable_progress_bar()
-
-
-def model_folder(name_or_path: str | Path) -> Path:
-    """Return the folder of a model on this machine, without the hub; raises ModelError if there is none."""
-    if str(name_or_path) != "demo" and not Path(name_or_path).exists():
-        raise ModelError(
-            f"model {str(name_or_path)!r}: got no such folder; expected the folder of a model; fix: check the path, or "
-            "download a model of the hub with `hf download NAME --local-dir DIR`"
-        )
-    return Path(resolve_model(name_or_path))
 
 
 def undamaged_source(name_or_path: str | Path) -> str:
@@ -272,18 +236,6 @@ def resolve_model(name_or_path: str | Path) -> str | Path:
         )
     check_hub_name(str(name_or_path))
     return name_or_path
-
-
-def model_source(model: str | Path | SentenceTransformer) -> str | SentenceTransformer:
-    """Return the name or folder of a model as a text, or a model in memory; raise InputError for anything else."""
-    from sentence_transformers import SentenceTransformer
-
-    if not isinstance(model, str | Path | SentenceTransformer):
-        raise InputError(
-            f"model: got {type(model).__name__}; expected a name, a folder or a SentenceTransformer; fix: give the "
-            "model first and settings as keywords, as in bixse.train('demo', pairs, seed=1)"
-        )
-    return model if isinstance(model, SentenceTransformer) else in_run(str(model), "model")
 
 
 def model_hashes(model: str | Path | SentenceTransformer) -> dict[str, str]:

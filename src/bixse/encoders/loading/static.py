@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from bixse.encoders.loading.backbones import backbones
-from bixse.encoders.relevance_model import RelevanceModel, save_whole
+from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
@@ -49,8 +48,3 @@ def static_encoder(source: SentenceTransformer, dimensions: int = DIMENSIONS) ->
     tokenizer.no_truncation()  # a transformer cuts texts at its positions; the mean of tokens has no limit
     module = StaticEmbedding(tokenizer, embedding_weights=vectors.astype(np.float32))
     return RelevanceModel(modules=[module], device=str(source.device))
-
-
-def save_static_encoder(source: SentenceTransformer, folder: Path, dimensions: int) -> None:
-    """Save a static encoder; see `static_encoder`."""
-    save_whole(static_encoder(source, dimensions), folder)

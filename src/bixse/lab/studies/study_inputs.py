@@ -19,7 +19,8 @@ from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.pydocs import load_pydocs
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.loading.build import build_encoder, model_hashes
-from bixse.encoders.loading.static import save_static_encoder
+from bixse.encoders.loading.static import static_encoder
+from bixse.encoders.relevance_model import save_whole
 from bixse.errors import InputError
 from bixse.files.files import hash_files
 from bixse.lab.experiments import INPUTS_FOLDER
@@ -57,7 +58,7 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
     if model == STATIC:
         model = str(folder / STATIC)
         if not Path(model).is_dir():
-            save_static_encoder(build_encoder("demo", device="cpu"), folder / STATIC, STATIC_DIMENSIONS)
+            save_whole(static_encoder(build_encoder("demo", device="cpu"), STATIC_DIMENSIONS), folder / STATIC)
     data = config.data
     tests = _named(data.test) if data.pairs else {_name(data): folder / _name(data)}
     extra, path = _named(data.extra_test, tests), folder / "train.parquet"

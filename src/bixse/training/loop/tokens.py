@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pprint import pformat
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -14,10 +14,11 @@ import numpy as np
 import tokenizers
 import torch
 from numpy.typing import NDArray
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from bixse.encoders.encode import by_length, padded_right, tokenizer_content
-from bixse.encoders.loading.backbones import LONG_TEXT, parts_of, reading_at_most
-from bixse.errors import StorageError
+from bixse.encoders.loading.backbones import LONG_TEXT, input_parts, parts_of
+from bixse.errors import ModelError, StorageError
 from bixse.files.files import TOKENS_FOLDER, atomic_file, storage_errors
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Tokenisation(NamedTuple):
     max_length: int | None = None
 
     def __call__(self, texts: list[str], prompt: str | None = None, task: str | None = None) -> Mapping[str, Any]:
-        with reading_at_most(self.model, self.max_length):
+        with _reading_at_most(self.model, self.max_length):
             features: Mapping[str, Any] = self.model.preprocess(texts, prompt=prompt, task=task)
             return features
 
@@ -141,7 +142,7 @@ class Tokenisation(NamedTuple):
     def _key(self, kind: Kind, prompt: str | None, blocks: Iterator[list[str]]) -> str:
         """Hash everything that the ids depend on, the texts included."""
         digest = hashlib.sha256(repr((tokenizers.__version__, kind, prompt)).encode())
-        with reading_at_most(self.model, self.max_length):
+        with _reading_at_most(self.model, self.max_length):
             for module in parts_of(self.model):
                 limits = [getattr(module, f"{name}_length", None) for name in ("max_seq", "query", "document")]
                 options: dict[str, Any] = getattr(module, "get_config_dict", dict)()
@@ -196,3 +197,22 @@ def _stored(path: Path | None, number: int, write: Callable[[BinaryIO], None]) -
     with storage_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
         write(file)
         return np.memmap(file, np.int32, "r")
+
+
+@contextmanager
+def _reading_at_most(model: SentenceTransformer, max_length: int | None) -> Iterator[None]:
+    """Let the model read at most `max_length` tokens per text inside the block; None changes nothing."""
+    parts: list[Any] = input_parts(model) if max_length is not None else []
+    if any(isinstance(part, StaticEmbedding) for part in parts):  # its length has no setter
+        raise ModelError(
+            f"train_max_length: got {max_length} for static embeddings, which read texts of any length; expected none; "
+            "fix: leave it out"
+        )
+    limits = [part.max_seq_length for part in parts]
+    try:
+        for part, length in zip(parts, limits, strict=True):
+            part.max_seq_length = max_length if length is None else min(length, max_length)
+        yield
+    finally:
+        for part, length in zip(parts, limits, strict=True):
+            part.max_seq_length = length
