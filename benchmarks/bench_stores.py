@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.data.collection import Document
+from bixse.data.corpus import Document
 from bixse.index import lance
 from bixse.index.index_files import EncoderIdentity, Manifest
 from bixse.index.vector_store import connect

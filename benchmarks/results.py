@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
 from bixse.data.columns import text_id
+from bixse.data.corpus import Document
 from bixse.data.trec import read_qrels, read_run
 from bixse.encoders.loading.precision import use_precision
 from bixse.evaluation.metrics import evaluate_run

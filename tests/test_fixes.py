@@ -12,7 +12,8 @@ import pytest
 
 import bixse
 from bixse.cli.main import VERBS, parse
-from bixse.data.collection import Collection, Document, load_collection, save_collection
+from bixse.data.collection import Collection, load_collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
 from bixse.data.trec import read_qrels, read_run
 from bixse.errors import InputError, InvalidFileError

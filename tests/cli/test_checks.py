@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.files.rows import write_rows

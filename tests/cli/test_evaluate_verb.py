@@ -6,7 +6,8 @@ import platformdirs
 import pytest
 
 from bixse.cli.main import main
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.trec import read_qrels, read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError

@@ -6,7 +6,8 @@ import pytest
 
 from bixse.audit.calibrate_grades import GradeMap
 from bixse.cli.main import main
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError, OutputExistsError
 from helpers.command import call, result_of

@@ -3,7 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.trec import write_qrels, write_run
 from bixse.errors import InputError
 from bixse.files.rows import write_rows

@@ -14,7 +14,8 @@ from contextlib import suppress
 import pyarrow.parquet as pq
 import pytest
 
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from helpers.chat_server import planted
 from helpers.row_files import jsonl
 

@@ -8,17 +8,8 @@ import pyarrow as pa
 import pytest
 
 from bixse.data import pydocs
-from bixse.data.collection import (
-    Collection,
-    Corpus,
-    Document,
-    check_corpus,
-    load_collection,
-    load_corpus,
-    read_corpus,
-    save_collection,
-    warn_of_empty,
-)
+from bixse.data.collection import Collection, load_collection, save_collection
+from bixse.data.corpus import Corpus, Document, check_corpus, load_corpus, read_corpus, warn_of_empty
 from bixse.errors import InputError, InvalidFileError, StorageError
 from bixse.files import parquet
 from bixse.files.rows import FORMATS, write_rows

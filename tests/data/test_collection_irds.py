@@ -6,7 +6,7 @@ from collections import namedtuple
 import pytest
 
 import bixse
-from bixse.data.collection import as_collection
+from bixse.data.corpus import as_collection
 from bixse.errors import InputError
 
 Judged = namedtuple("Judged", "query_id doc_id relevance")

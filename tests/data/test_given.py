@@ -12,7 +12,7 @@ import pytest
 import bixse
 from bixse.converting.transforms import PairColumns, SplitByQuery
 from bixse.data.collection import Collection, load_collection, save_collection
-from bixse.data.text_files import page_text
+from bixse.data.given import page_text
 from bixse.errors import InputError, InvalidFileError
 from bixse.relevance import GradeScale
 from helpers.row_files import jsonl

@@ -5,8 +5,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from bixse.data import columns
-from bixse.data.collection import Collection, Document
+from bixse.data.collection import Collection
 from bixse.data.columns import text_id
+from bixse.data.corpus import Document
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import as_pairs
 from bixse.errors import InputError

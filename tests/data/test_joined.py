@@ -1,6 +1,7 @@
 import pytest
 
-from bixse.data.collection import Collection, Document, load_collection, save_collection
+from bixse.data.collection import Collection, load_collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.joined import Twins, Unjoined, check_joined
 from bixse.data.trec import read_run
 from bixse.errors import InvalidFileError

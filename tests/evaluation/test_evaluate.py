@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bixse import EncoderSystem, Evaluation, collection_task, evaluate
-from bixse.data.collection import Collection, Document, files_of_split, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document, files_of_split
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError

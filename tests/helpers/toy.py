@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 
 BERT_SIZES = {
     "hidden_size": 32,

@@ -14,7 +14,8 @@ from contextlib import closing
 
 import pytest
 
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from bixse.cli.main import main
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import ConfigError, InputError, OutputExistsError

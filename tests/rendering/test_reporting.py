@@ -6,7 +6,8 @@ import pytest
 
 import bixse
 from bixse.cli.verb import CommandResult
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.run import open_run
 from bixse.data.trec import write_run
 from bixse.errors import InputError

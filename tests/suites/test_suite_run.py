@@ -1,7 +1,8 @@
 import pytest
 
 from bixse.cli.verbs.evaluate import EvaluateSettings
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.draws import cut_collection
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run

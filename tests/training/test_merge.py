@@ -10,7 +10,8 @@ import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import embeddings_key
 from bixse.encoders.head import RelevanceHead

@@ -8,7 +8,8 @@ from html import unescape
 import pytest
 
 from bixse.audit.labels import read_labels
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.pairs_files import load_pairs
 from bixse.data.trec import write_run
 from bixse.judging.judge import Answer

@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from bixse.audit.labels import read_labels
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.pairs_files import load_pairs
 from bixse.relevance import GradeScale
 from helpers.chat_server import planted

@@ -11,7 +11,8 @@ import pytest
 
 from bixse.audit.labels import read_labels
 from bixse.cli.verbs.evaluate import read_ranking
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.errors import InputError, InvalidFileError, StorageError

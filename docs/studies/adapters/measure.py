@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from bixse.adapters.adapt import adapt, adapted, read_pairs, read_vectors
 from bixse.adapters.adapt_settings import AdaptSettings
-from bixse.data.collection import load_corpus
+from bixse.data.corpus import load_corpus
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder

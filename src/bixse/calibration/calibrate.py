@@ -23,7 +23,7 @@ from bixse.calibration.calibrate_head import (
 )
 from bixse.calibration.calibrate_settings import POSITIVE_FROM, SPLIT
 from bixse.calibration.pool import score_pool
-from bixse.data.collection import Collection
+from bixse.data.corpus import JudgedCorpus
 from bixse.data.pairs_files import as_pairs
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.lengths import check_lengths
@@ -177,7 +177,7 @@ def calibrate(source: Any, judged: Any = None, verbose: bool = True, **options: 
     is_model = isinstance(source, str | Path) or is_encoder(source) or hasattr(source, "heads")  # a Scorer
     is_folder = isinstance(judged, str | Path) and (Path(judged) / "corpus.jsonl").is_file()
     is_triple = isinstance(judged, tuple) and all(isinstance(part, Mapping) for part in judged)
-    is_collection = is_folder or is_triple or isinstance(judged, Collection)
+    is_collection = is_folder or is_triple or isinstance(judged, JudgedCorpus)
     if is_model and verbose:
         options.setdefault("progress", progress_bar)
     of_model = calibrate_collection if is_collection else calibrate_model

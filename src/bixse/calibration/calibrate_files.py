@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from bixse.calibration.calibrate import Calibration, calibrate_collection, calibrate_model, calibrate_scores
 from bixse.calibration.calibrate_head import HeldOutCheck, OperatingPoint, choose_thresholds
 from bixse.calibration.calibrate_settings import SPLIT
-from bixse.data.collection import check_split, files_of_split
+from bixse.data.corpus import check_split, files_of_split
 from bixse.data.pairs_files import load_graded_pairs, load_scores
 from bixse.data.run import Run, open_run
 from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE, RelevanceHead

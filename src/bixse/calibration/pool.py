@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.calibration.calibrate_head import pair_cosines
-from bixse.data.collection import Collection, Document
+from bixse.data.corpus import Document, JudgedCorpus
 from bixse.data.graded_pairs import Pairs
 from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.kinds import is_encoder
@@ -104,7 +104,7 @@ def score_pool(
     rankings: list[Ranking] = [BM25(list(texts), list(texts.values())).search(queries, DEPTH)]
     encoded = None
     if is_encoder(model):
-        encoded = encode_collection(model, Collection(task.name, corpus, queries), list(queries), progress, cache)
+        encoded = encode_collection(model, JudgedCorpus(task.name, corpus, queries), list(queries), progress, cache)
         rankings.insert(0, encoded.search(list(queries), DEPTH))
     # a query that is a document of the corpus finds itself first, which says nothing
     rankings = [_without_copies(ranking, queries, texts) for ranking in rankings]

@@ -63,14 +63,17 @@ def _check(use: Use, given: Any, split: str | None) -> None:
     if use in ("model", "system", "index"):
         check_model(str(given), use)
         return
-    from bixse.data import collection, pairs_files
-    from bixse.data.given import QUERY_COLUMNS
+    from bixse.data import pairs_files
+    from bixse.data.corpus import QUERY_COLUMNS, check_split
     from bixse.files.rows import check_first_rows
 
     if use == "collection":
-        collection.check_collection(given, split)
+        if split is not None:
+            check_split(given, split)
+        check_corpus_file(given)
+        check_first_rows(given / "queries.jsonl", QUERY_COLUMNS)
     elif use == "corpus":
-        collection.check_corpus_file(given)
+        check_corpus_file(given)
     else:
         columns = {
             "pairs": pairs_files.PAIR_COLUMNS,
@@ -80,6 +83,17 @@ def _check(use: Use, given: Any, split: str | None) -> None:
             "queries": QUERY_COLUMNS,
         }
         check_first_rows(given, columns[use])
+
+
+def check_corpus_file(path: Path) -> None:
+    """Refuse a corpus, or the folder of one, that is missing or whose first rows are invalid."""
+    from bixse.data.corpus import DOCUMENT_COLUMNS, check_folder
+    from bixse.files.rows import check_first_rows
+
+    if not path.is_file():
+        check_folder(path)
+        path = path / "corpus.jsonl"
+    check_first_rows(path, DOCUMENT_COLUMNS)
 
 
 def check_model(name: str, use: Use = "model") -> None:

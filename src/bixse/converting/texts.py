@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
-from bixse.data.given import DOCUMENT_COLUMNS, QUERY_COLUMNS
+from bixse.data.corpus import DOCUMENT_COLUMNS, QUERY_COLUMNS
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import is_unicode
 from bixse.files.rows import FORMATS, kind_of, read_blocks, text_lines

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from bixse.data.corpus import DOCUMENT_COLUMNS, QUERY_COLUMNS
 from bixse.data.joined import MOST_UNJOINED, Unjoined, warn_of
-from bixse.data.text_files import read_text_folder
 from bixse.data.trec import one_grade, read_qrels
 from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
-from bixse.files.files import is_unicode
+from bixse.files.files import read_text
 from bixse.files.rows import FORMATS, kind_of, raw_rows, read_blocks
 from bixse.files.values import DOCUMENT_IDS, FileColumn, missing_column_hint
-from bixse.relevance import numbers
 
-DOCUMENT_COLUMNS = (
-    # MS MARCO 2 has two ids for a passage: `docid` is that of its document
-    FileColumn("_id", "id", unique=True, other_names=("pid", "docid", "doc_id", "document_id", "id")),
-    FileColumn("title", needed=False),
-    FileColumn("text", may_be_empty=True, other_names=("contents", "passage", "segment", "body", "document")),
-)
-"""Columns of a corpus, under the names that tools use.
-
-Documents without title and text are valid: published corpora hold some, even judged ones.
-"""
-QUERY_COLUMNS = (
-    FileColumn("_id", "id", unique=True, other_names=("qid", "query_id", "id", "topic_id", "question_id")),
-    FileColumn("text", other_names=("query", "question", "title", "query_text")),
-)
 LABEL_COLUMNS = (
     FileColumn("query-id", "id", other_names=("query_id", "qid", "topic_id", "question_id")),
     FileColumn("corpus-id", "id", other_names=DOCUMENT_IDS),
@@ -47,11 +33,13 @@ KEYS = {
 """Part of a collection -> key -> its column. `documents.id` and so on are the keys that people map."""
 ROWS_FOR_NAMES = 100
 """Number of rows of JSONL whose keys are the names of its columns."""
+HTML = (".html", ".htm")
+SUFFIXES = (".txt", ".md", *HTML)
+HIDDEN = {"script", "style", "template", "noscript"}
+INLINE = re.compile("a|abbr|b|bdi|bdo|cite|code|em|font|i|kbd|mark|q|s|samp|small|span|strong|sub|sup|u|var|wbr")
+"""Elements that do not end a word."""
 SHORT = 40
 """Maximum length of a text without white space that looks like an id or a code."""
-
-IR_DATASETS = "irds:"
-"""Start of the name of a collection of ir_datasets, as PyTerrier writes it: irds:vaswani."""
 
 
 class GivenParts(NamedTuple):
@@ -91,38 +79,6 @@ def check_columns(columns: Mapping[str, str]) -> None:
         raise InputError(
             f"columns: got {shorten(unknown[0])}; expected {', '.join(known)}; fix: {did_you_mean(unknown[0], known)}"
         )
-
-
-def check_by_id(
-    queries: Mapping[str, Any], corpus: Mapping[str, Any], qrels: Mapping[str, Any] | None, are_texts: bool, order: str
-) -> None:
-    """Refuse dictionaries in another order, and entries of another kind; `are_texts`: each document is a text."""
-    judged = {} if qrels is None else qrels
-    fix = f"pass ({order}) in this order"
-    parts = (
-        ("queries", queries, "a text", all(is_text(text) and text.strip() for text in queries.values())),
-        ("corpus", corpus, "a text or {'title': ..., 'text': ...}", are_texts),
-        ("qrels", judged, "{document id: grade}", all(isinstance(row, Mapping) for row in judged.values())),
-    )
-    for name, part, expected, is_right in parts:
-        ids = all(isinstance(key, str) for key in part)
-        if not (ids and is_right and (part or (name == "qrels" and qrels is None))):
-            got = shorten(dict(islice(part.items(), 1))) if part else "no entry"
-            if name == "qrels" and any(isinstance(row, Set | list | tuple) for row in part.values()):
-                fix = "write {document id: 1} for the ids of a set or list"
-            raise InputError(f"{name}: got {got}; expected {expected} per id, and ids as text; fix: {fix}")
-    if not judged.keys() & queries.keys() and judged.keys() & corpus.keys():
-        raise InputError(
-            f"queries: got ids such as {next(iter(queries))!r}, and judged queries such as {next(iter(judged))!r} in "
-            f"the corpus; expected the judged queries; fix: {fix}"
-        )
-    for query, grades in judged.items():
-        numbers(grades, f"qrels of query {query!r}: grade")
-
-
-def is_text(given: object) -> bool:
-    """Return True for a text that UTF-8 can hold."""
-    return isinstance(given, str) and is_unicode(given)
 
 
 def check_texts(texts: Mapping[str, str], others: Container[str], part: str = "documents") -> list[str]:
@@ -178,7 +134,7 @@ def _table_of(part: str, given: Any, notes: list[str]) -> dict[str, list[Any]] |
             return None
         if any((Path(given) / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
             return _data_set(Path(given))
-        table, others = read_text_folder(Path(given))
+        table, others = _read_text_folder(Path(given))
         notes += others
         return dict(table)
     if isinstance(given, list | tuple) and given and all(isinstance(row, Mapping) for row in given):
@@ -273,37 +229,71 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", " ", name.casefold()).strip()
 
 
-def is_path(given: Any) -> bool:
-    """Return True for a path, and False for an object and for the name of a collection of ir_datasets."""
-    return isinstance(given, str | Path) and not str(given).startswith(IR_DATASETS)
+class _Page(HTMLParser):
+    """The title and the text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.title = ""
+        self.parts: list[str] = []
+        """The text; joined at the end, as `+=` on a text is quadratic."""
+        self._inside = ""
+        """The hidden element that the parser is in, or "title"."""
+        self._pictures = 0
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self._break(tag)
+        self._pictures += tag == "svg"
+        if not self._inside and (tag in HIDDEN or (tag == "title" and not self.title and not self._pictures)):
+            self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._break(tag)
+        self._pictures = max(self._pictures - (tag == "svg"), 0)
+        self._inside = "" if tag == self._inside else self._inside
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "title":
+            self.title += data
+        elif not self._inside:
+            self.parts.append(data)
+
+    def _break(self, tag: str) -> None:
+        self.parts.append("" if INLINE.fullmatch(tag) else " ")
 
 
-def path_of(given: Any) -> Path:
-    """Return a path, and refuse objects."""
-    if not isinstance(given, str | Path):
-        fix = "write Collection.of(documents, queries, judgements)"
-        raise InputError(f"collection: got {type(given).__name__}; expected a folder; fix: {fix}")
-    return Path(given)
+def page_text(html: str) -> tuple[str, str]:
+    """Return title and text of an HTML page, with white space as one space.
+
+    Example:
+        >>> page_text("<title>Copy</title><style>p {}</style><p>Copy a <b>fol</b>der.</p><p>Then stop.")
+        ('Copy', 'Copy a folder. Then stop.')
+    """
+    page = _Page()
+    page.feed(html)
+    page.close()
+    return " ".join(page.title.split()), " ".join("".join(page.parts).split())
 
 
-def ir_datasets_parts(given: Any) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, float]]]:
-    """Return queries, corpus and qrels of a data set of ir_datasets, or of its name."""
-    if isinstance(given, str):
-        expected, fix = "the package ir_datasets", "pip install ir_datasets"
-        try:
-            import ir_datasets
+def _read_text_folder(folder: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """Return columns of one row per text file below a folder, and a warning that counts the other files.
 
-            expected, fix = "an id of ir_datasets", "choose one of https://ir-datasets.com"
-            given = ir_datasets.load(given.removeprefix(IR_DATASETS))
-        except (ImportError, KeyError) as error:
-            raise InputError(f"collection: got {given!r}; expected {expected}; fix: {fix}") from error
-    if lacking := [part for part in ("queries", "qrels") if not hasattr(given, f"{part}_iter")]:
+    The id is the path below the folder, with _ for white space, since ids have none.
+    """
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    visible = [file for file in files if not any(part[0] == "." for part in file.relative_to(folder).parts)]
+    texts = [file for file in visible if file.suffix.lower() in SUFFIXES]
+    if not texts:
         raise InputError(
-            f"collection: got a data set of ir_datasets without {' and '.join(lacking)}; expected judged queries; "
-            "fix: name a subset that has them, such as irds:beir/scifact/test"
+            f"{folder}: got a folder without {', '.join(SUFFIXES)} files; expected texts, a data set that `datasets` "
+            "saved, or a file of rows; fix: name the file instead of its folder"
         )
-    qrels: dict[str, dict[str, float]] = {}
-    for judged in given.qrels_iter():
-        qrels.setdefault(judged.query_id, {})[judged.doc_id] = judged.relevance
-    queries = {query.query_id: query.default_text() for query in given.queries_iter()}
-    return queries, {document.doc_id: document.default_text() for document in given.docs_iter()}, qrels
+    rows = []
+    for file in texts:
+        name = "_".join(file.relative_to(folder).as_posix().split())
+        title, text = page_text(read_text(file)) if file.suffix.lower() in HTML else ("", read_text(file))
+        rows.append((name, title, text.strip()))
+    names = [str(file.relative_to(folder)) for file in visible]
+    known = {str(file.relative_to(folder)) for file in texts}
+    others = Unjoined.of("files of other kinds", names, known, "they are left out")
+    return dict(zip(("_id", "title", "text"), map(list, zip(*rows, strict=True)), strict=True)), warn_of(folder, others)

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from bixse.data.collection import Collection, MissingDocuments, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import MissingDocuments
 from bixse.data.draws import check_shares
 from bixse.data.given import check_columns
 from bixse.data.run import open_run

@@ -13,28 +13,28 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from bixse.data.collection import (
-    Collection,
+from bixse.data.corpus import (
     Corpus,
     CorpusCheck,
     Document,
+    JudgedCorpus,
     MissingDocuments,
     as_collection,
     check_corpus,
     check_qrels,
     files_of_split,
+    is_path,
     judgements_of,
     read_queries,
     warn_of_empty,
 )
-from bixse.data.given import is_path
 from bixse.data.joined import Unjoined, check_joined, warn_of
 from bixse.data.trec import read_qrels
 from bixse.evaluation.metrics import check_min_relevant_grade
 from bixse.files.files import hash_files
 from bixse.relevance import MIN_RELEVANT_GRADE, Qrels, Ranking, normal_form
 
-CollectionSource: TypeAlias = "str | Path | Collection | tuple[Mapping[str, str], Mapping[str, Any], Qrels]"
+CollectionSource: TypeAlias = "str | Path | JudgedCorpus | tuple[Mapping[str, str], Mapping[str, Any], Qrels]"
 QUERIES_PER_BLOCK = 4096
 """Number of queries whose answers are dictionaries at once; an index is read once per block."""
 

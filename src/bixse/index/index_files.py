@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from bixse.data.collection import Document
+from bixse.data.corpus import Document
 from bixse.data.run import RUN_FILE
 from bixse.errors import InputError, first_fault
 from bixse.files.files import atomic_file, read_text, write_atomically

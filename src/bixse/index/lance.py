@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bixse.data.collection import Document
+from bixse.data.corpus import Document
 from bixse.files.files import storage_errors
 from bixse.index.index_files import SCHEMA, Manifest
 from bixse.index.vector_store import KEY, Answers, VectorStore

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.data.collection import Corpus, check_corpus, warn_of_empty
+from bixse.data.corpus import Corpus, check_corpus, warn_of_empty
 from bixse.data.run import Run
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.engine import Engine, Job

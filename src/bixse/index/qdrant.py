@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ApiException
 
-from bixse.data.collection import Document
+from bixse.data.corpus import Document
 from bixse.errors import InputError
 from bixse.index.vector_store import KEY, Answers, VectorStore
 

@@ -15,7 +15,7 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.search.search_collection import encode_collection
 
 if TYPE_CHECKING:
-    from bixse.data.collection import Collection
+    from bixse.data.corpus import JudgedCorpus
     from bixse.progress import ProgressBars
     from bixse.relevance import GradeScale
     from bixse.results import CalibrationReport
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def calibrate_on_dev(
     models: Mapping[str, str],
     saved: str,
-    collection: Collection,
+    collection: JudgedCorpus,
     scale: GradeScale,
     seed: int = 0,
     progress: ProgressBars | None = None,

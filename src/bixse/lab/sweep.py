@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from pydantic import BaseModel
 
-from bixse.data.collection import judgements_of
+from bixse.data.corpus import judgements_of
 from bixse.data.run import open_run
 from bixse.data.task_instructions import load_instructions
 from bixse.data.trec import read_qrels

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection import stream_documents
+from bixse.data.corpus import stream_documents
 from bixse.data.pairs_files import as_pairs, open_pairs
 from bixse.data.run import Run, open_run
 from bixse.encoders.loading.build import model_path_settings

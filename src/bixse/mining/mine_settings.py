@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from bixse.data.collection import (
-    Collection,
-    Document,
-    as_collection,
-    check_corpus,
-    check_split,
-    read_queries,
-    splits_of,
-)
+from bixse.data.corpus import Document, JudgedCorpus, as_collection, check_corpus, check_split, read_queries, splits_of
 from bixse.data.joined import Unjoined, check_joined, unjoined_judgements, warn_of
 from bixse.data.pairs_files import as_pairs, load_graded_pairs
 from bixse.data.trec import check_word, read_qrels
@@ -135,7 +127,7 @@ class MineInputs:
 class MineObjects:
     """The objects of a call from Python, in place of the files `corpus`, `queries` and `known` of the settings."""
 
-    collection: Collection | None = None
+    collection: JudgedCorpus | None = None
     known: Pairs | None = None
 
     @classmethod
@@ -198,7 +190,7 @@ def read_inputs(config: MineConfig, objects: MineObjects | None = None) -> MineI
     return MineInputs(corpus.count, frozenset(corpus.empty), queries, known, tuple(warnings))
 
 
-def _doubt_order(collection: Collection) -> list[str]:
+def _doubt_order(collection: JudgedCorpus) -> list[str]:
     """Warn of queries so long that they may be the documents, given in their place."""
     parts = collection.queries.values(), [each.content for each in collection.corpus.values()]
     queries, documents = (sum(map(len, texts)) / len(texts) for texts in parts)

@@ -10,7 +10,7 @@ from bixse.errors import InputError, shorten
 from bixse.files.files import is_unicode
 
 if TYPE_CHECKING:
-    from bixse.data.collection import Document
+    from bixse.data.corpus import Document
     from bixse.encoders.head import RelevanceHead
 
 

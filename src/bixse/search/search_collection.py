@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bixse.data.collection import Collection, Document, load_corpus, warn_of_empty
+from bixse.data.corpus import Document, JudgedCorpus, load_corpus, warn_of_empty
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.relevance import DEPTH
@@ -122,7 +122,7 @@ class EncodedCollection:
 
 def encode_collection(
     model: SentenceTransformer,
-    collection: Collection,
+    collection: JudgedCorpus,
     query_ids: Sequence[str],
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,

@@ -19,7 +19,8 @@ from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
 from mteb.models.model_meta import ScoringFunction
 from pydantic import ValidationError
 
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import Collection, save_collection
+from bixse.data.corpus import Document
 from bixse.data.run import Run, open_run
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts

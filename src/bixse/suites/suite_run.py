@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection import files_of_split
+from bixse.data.corpus import files_of_split
 from bixse.data.draws import PASSAGES, QUERIES, cut_collection
 from bixse.data.run import open_run
 from bixse.errors import BixseError, InputError, did_you_mean

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sentence_transformers import SentenceTransformer
 
-from bixse.data.collection import (
-    Collection,
-    as_collection,
-    check_split,
-    files_of_split,
-    joined_collection,
-    load_collection,
-)
-from bixse.data.given import is_path
+from bixse.data.collection import joined_collection, load_collection
+from bixse.data.corpus import JudgedCorpus, as_collection, check_split, files_of_split, is_path
 from bixse.data.pairs_files import load_several
 from bixse.data.run import in_run
 from bixse.encoders.loading.build import IN_MEMORY
@@ -39,13 +32,13 @@ PairsSource: TypeAlias = "Sequence[Path] | Pairs"
 class Split(NamedTuple):
     """A split of a collection folder, or of a collection in memory, and its role."""
 
-    source: Path | Collection
+    source: Path | JudgedCorpus
     split: str
     role: Role
 
     @property
     def name(self) -> str:
-        return self.source.name if isinstance(self.source, Collection) else self.source.resolve().name
+        return self.source.name if isinstance(self.source, JudgedCorpus) else self.source.resolve().name
 
 
 class Sources(NamedTuple):
@@ -69,7 +62,7 @@ def model_source(model: str | Path | SentenceTransformer) -> str | SentenceTrans
 
 def given_collections(
     dev: Any, guard: Any, settings: Mapping[str, Any]
-) -> tuple[list[Path | Collection], dict[str, list[Path | str]]]:
+) -> tuple[list[Path | JudgedCorpus], dict[str, list[Path | str]]]:
     """Return dev and guard collections, and the settings that name them: a path, or a word for one in memory."""
     sources = {
         "dev": _collections_of(dev, settings.get("dev_split", "dev"), "dev"),
@@ -83,13 +76,13 @@ def given_collections(
     return [*sources["dev"], *sources["guard"]], named
 
 
-def _collections_of(given: Any, split: str | Sequence[str], name: str) -> list[Path | Collection]:
+def _collections_of(given: Any, split: str | Sequence[str], name: str) -> list[Path | JudgedCorpus]:
     """Return one collection or several, or none: folders as paths, and what `as_collection` takes under `name`.
 
     Objects have the judgements of their split alone: `split` has one for all, or one per collection.
     """
     is_one = not isinstance(given, list | tuple) or any(isinstance(each, Mapping) for each in given)
-    several: list[Path | Collection] = []
+    several: list[Path | JudgedCorpus] = []
     for number, each in enumerate([given] if is_one and given is not None else given or ()):
         if is_path(each):
             several.append(Path(each))
@@ -110,7 +103,7 @@ def read_pairs(source: PairsSource) -> tuple[Pairs, str, dict[str, str]]:
     return pairs, ", ".join(map(str, source)), hash_files(dict(zip(names, source, strict=True)))
 
 
-def splits_of(config: TrainConfig | MergeModelsConfig, given: Sequence[Path | Collection] = ()) -> list[Split]:
+def splits_of(config: TrainConfig | MergeModelsConfig, given: Sequence[Path | JudgedCorpus] = ()) -> list[Split]:
     """Return the dev and guard splits of settings; collections that are `given` replace the paths, in their order."""
     dev, guard = paths_in(config.dev), paths_in(config.guard)
     of_guard = [config.guard_split] * len(guard) if isinstance(config.guard_split, str) else config.guard_split
@@ -131,7 +124,7 @@ def load_watched(splits: Sequence[Split], documents: int | None) -> list[Watched
     for several in parts.values():
         source = several[0][1].source
         if isinstance(source, Path):
-            collection = load_collection(source, list(dict.fromkeys(each.split for _, each in several)))
+            collection: JudgedCorpus = load_collection(source, list(dict.fromkeys(each.split for _, each in several)))
         else:
             collection = joined_collection(source, dict.fromkeys(source.qrels, Path(source.name)))
         sets = [WatchedQueries(n, collection.queries, collection.qrels[each.split], each.role) for n, each in several]
@@ -149,7 +142,7 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
     for each in splits:
         alone = sum(other.role == each.role for other in splits) == 1
         where = each.role if alone else f"{each.role}/{each.name}/{each.split}"
-        if isinstance(each.source, Collection):
+        if isinstance(each.source, JudgedCorpus):
             hashes[where] = each.source.hash
             continue
         check_split(each.source, each.split)

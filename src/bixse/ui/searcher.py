@@ -26,7 +26,8 @@ from bixse.search.search_collection import encode_corpus, matches_in
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from bixse.data.collection import Collection, Document
+    from bixse.data.collection import Collection
+    from bixse.data.corpus import Document
 
 CACHED = 64  # number of cached answers per system, one per position of a slider
 

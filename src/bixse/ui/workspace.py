@@ -19,7 +19,7 @@ import pandas as pd
 
 from bixse.audit.agreement import agreement_in_words, agreement_within, cohen_kappa, counts_by_query
 from bixse.audit.audit import first_relevant
-from bixse.data.collection import stream_documents
+from bixse.data.corpus import stream_documents
 from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
 from bixse.evaluation.intervals import few_of_classes

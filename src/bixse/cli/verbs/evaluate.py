@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import Field, model_validator
 
 from bixse.cli.verb import CommandResult, Options, Output, Verb
-from bixse.data.collection import MissingDocuments
+from bixse.data.corpus import MissingDocuments
 from bixse.data.run import finished_runs
 from bixse.errors import InputError
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.checks import check_model
+from bixse.cli.checks import check_corpus_file, check_model
 from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.errors import InputError, InvalidFileError, printable
 from bixse.search.retrieval_settings import STDIN, SearchSettings
@@ -24,7 +24,6 @@ LIMITS = {"top", "threshold", "at_precision"}
 
 def run(settings: SearchSettings, options: Options) -> CommandResult:
     """Answer one query or many."""
-    from bixse.data.collection import check_corpus_file
     from bixse.index.vector_store import is_stored
     from bixse.progress import progress_bar
     from bixse.search.hits import check_queries
@@ -120,7 +119,7 @@ def read_queries(path: Path) -> dict[str, str]:
 
     The file has the columns _id and text (.jsonl, .csv, .tsv, .parquet), or one query per line with ids q1, q2, ...
     """
-    from bixse.data.collection import read_queries as queries_of_table
+    from bixse.data.corpus import read_queries as queries_of_table
     from bixse.files.rows import kind_of, text_lines
 
     if kind_of(path) in (".jsonl", ".csv", ".tsv", ".parquet"):

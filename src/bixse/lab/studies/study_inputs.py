@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from bixse.converting import transforms
-from bixse.data.collection import Collection, files_of_split, load_collection, save_collection
+from bixse.data.collection import Collection, load_collection, save_collection
+from bixse.data.corpus import files_of_split
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.pydocs import load_pydocs
