@@ -33,9 +33,9 @@ from bixse.evaluation.metrics import evaluate_run
 from bixse.lab.quickstart import compared
 from bixse.lab.studies.paper import STUDIES, find_study
 from bixse.lab.studies.study import crossed_interval
-from bixse.rendering.figures import format_difference, format_interval, format_p_value
 from bixse.rendering.schema import load_report_data
 from bixse.rendering.table import format_markdown, format_number
+from bixse.rendering.wording import format_difference, format_interval, format_p_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,6 @@ from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.tasks import CollectionSource, Task, collection_task
 from bixse.files.files import read_text
 from bixse.relevance import ranked
-from bixse.rendering.figures import format_interval, format_verdict, metric_title
 from bixse.rendering.page import render_report, write_report
 from bixse.rendering.schema import (
     MergeCurve,
@@ -38,6 +37,7 @@ from bixse.rendering.schema import (
     training_curve,
 )
 from bixse.rendering.table import format_number
+from bixse.rendering.wording import format_interval, format_verdict, metric_title
 from bixse.results import VERDICT_IN_A_SENTENCE, Comparison, Difference
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.merge import MergeResult

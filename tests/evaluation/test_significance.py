@@ -7,7 +7,7 @@ from statsmodels.stats.proportion import proportion_confint
 from bixse.errors import InputError
 from bixse.evaluation.intervals import jackknife_estimate, mean_estimate, query_draws, wilson_interval
 from bixse.evaluation.statistics import SKEWED_SHARE, holm, mean_difference, paired_difference, randomisation_test
-from bixse.rendering.figures import format_verdict
+from bixse.rendering.wording import format_verdict
 from bixse.results import QUERIES_FROM
 
 

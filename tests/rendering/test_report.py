@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from bixse.errors import InvalidFileError
 from bixse.lab.studies.outcome import Point, line_plot, row_plot
-from bixse.rendering.figures import format_difference, format_interval, format_p_value, format_seconds, metric_title
 from bixse.rendering.page import render_report, write_report
 from bixse.rendering.plots import POINTS_SHOWN, gains_and_losses_plot, merge_plot, reliability_diagram, training_plots
 from bixse.rendering.schema import (
@@ -28,6 +27,7 @@ from bixse.rendering.schema import (
     training_curve,
 )
 from bixse.rendering.table import format_markdown, format_number, format_table
+from bixse.rendering.wording import format_difference, format_interval, format_p_value, format_seconds, metric_title
 from bixse.results import CalibrationReport, Comparison, Difference, MergePoint, ReliabilityBin
 from helpers.html_page import Page
 from helpers.ui_browser import faults, needs_axe, needs_chromium

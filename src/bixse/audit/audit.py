@@ -21,10 +21,10 @@ from bixse.data.run import open_run
 from bixse.errors import InputError
 from bixse.evaluation.intervals import few_of_classes, mean_estimate, wilson_interval
 from bixse.files.files import hash_files, write_atomically
-from bixse.rendering.figures import format_interval
 from bixse.rendering.page import render_page
 from bixse.rendering.plots import reliability_diagram
 from bixse.rendering.table import format_number, format_table
+from bixse.rendering.wording import format_interval
 from bixse.results import UNITS_FROM, CalibrationReport, IntervalEstimate
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.intervals import few_of_classes, mean_estimate
 from bixse.files.files import hash_files, write_atomically
-from bixse.rendering.figures import format_difference, format_interval
 from bixse.rendering.table import format_table
+from bixse.rendering.wording import format_difference, format_interval
 from bixse.results import VERDICT_WORDS, IntervalEstimate, too_few
 
 if TYPE_CHECKING:

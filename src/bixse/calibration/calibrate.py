@@ -31,8 +31,8 @@ from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import BixseError, InputError, shorten
 from bixse.evaluation.tasks import CollectionSource, Task, collection_task
 from bixse.progress import progress_bar
-from bixse.rendering.figures import format_interval
 from bixse.rendering.table import Cell, Table
+from bixse.rendering.wording import format_interval
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -1,4 +1,4 @@
-"""What evaluation reads of a collection: corpus, queries and judgements of a folder or in memory, and their checks."""
+"""The part of a collection that evaluation reads: corpus, queries and judgements, of a folder or in memory, checked."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from bixse.evaluation.evaluate import Evaluation, evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, ir_name
 from bixse.evaluation.statistics import Floats, holm, mean_difference, paired_differences, sign_flip_test
 from bixse.files.files import write_atomically
-from bixse.rendering.figures import format_difference, format_interval, format_p_value, format_verdict, metric_title
 from bixse.rendering.table import Cell, Table, format_table
+from bixse.rendering.wording import format_difference, format_interval, format_p_value, format_verdict, metric_title
 from bixse.results import LOCAL, TestedDifference, Verdict
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from bixse.encoders.loading.hub import HUB_NAME
 from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import HASHES_FILE, damage
-from bixse.rendering.figures import format_verdict
+from bixse.rendering.wording import format_verdict
 from bixse.results import Difference
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from bixse.judging.ledgers.writers import seal_left
 from bixse.judging.open_judge import GradeConfig, Judge
 from bixse.judging.spending import LEDGER_NAME, OverBudgetError, Spending
 from bixse.progress import Step, progress_bar
-from bixse.rendering.figures import format_seconds
+from bixse.rendering.wording import format_seconds
 
 if TYPE_CHECKING:
     from bixse.judging.grade_settings import Prices

@@ -18,8 +18,8 @@ from bixse.files.parquet import save_table
 from bixse.judging.ask import Asking, of_another_model
 from bixse.judging.judge import STATUSES, Answer, Usage
 from bixse.judging.spending import cost_text
-from bixse.rendering.figures import format_histogram
 from bixse.rendering.table import format_table
+from bixse.rendering.wording import format_histogram
 
 if TYPE_CHECKING:
     from bixse.judging.grade_settings import Prices

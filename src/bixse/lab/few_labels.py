@@ -31,8 +31,8 @@ from bixse.evaluation.intervals import quotient
 from bixse.evaluation.statistics import Floats, interval_bounds
 from bixse.files.files import write_atomically
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale, Ranking, ranked
-from bixse.rendering.figures import format_difference, format_interval
 from bixse.rendering.table import Cell, format_number, format_table
+from bixse.rendering.wording import format_difference, format_interval
 from bixse.results import UNITS_FROM, VERDICT_WORDS, IntervalEstimate, too_few
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")

@@ -39,7 +39,7 @@ from bixse.lab.experiments import (
     train_run,
 )
 from bixse.progress import progress_bar
-from bixse.rendering.figures import format_csv
+from bixse.rendering.wording import format_csv
 from bixse.results import too_few
 from bixse.settings import map_paths, paths_in
 from bixse.training.config import MODEL_FOLDER, TrainConfig

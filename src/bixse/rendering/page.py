@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from bixse.files.files import write_atomically
-from bixse.rendering import figures, plots, table
+from bixse.rendering import plots, table, wording
 from bixse.results import VERDICT_WORDS, Difference
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def render_report(data: ReportData) -> str:
         diagrams={
             name: plots.reliability_diagram(report, name) for name, report in data.calibrations.items() if report.curve
         },
-        gains=plots.gains_and_losses_plot(changes, figures.metric_title(data.primary_metric)) if changes else None,
+        gains=plots.gains_and_losses_plot(changes, wording.metric_title(data.primary_metric)) if changes else None,
         largest_gains=gains,
         largest_losses=losses,
     )
@@ -74,19 +74,19 @@ def page_environment(package: str = "bixse.rendering") -> Environment:
     )
     environment.filters.update(
         headings=re.compile(r'<h2 id="(\w+)">(.*?)</h2>').findall,
-        metric=figures.metric_title,
+        metric=wording.metric_title,
         number=table.format_number,
-        difference=figures.format_difference,
-        seconds=figures.format_seconds,
-        p_value=figures.format_p_value,
+        difference=wording.format_difference,
+        seconds=wording.format_seconds,
+        p_value=wording.format_p_value,
         percent=_percent,
         moment=_moment,
         with_code=_with_code,
     )
     environment.globals.update(
-        interval=figures.format_interval,
+        interval=wording.format_interval,
         verdict_words=VERDICT_WORDS,
-        verdict_text=figures.format_verdict,
+        verdict_text=wording.format_verdict,
         evidence=_evidence,
         shade=_shade,
     )
@@ -104,10 +104,10 @@ def _evidence(difference: Difference) -> str:
     """The interval, p-value and queries of a difference, or why it has none; no-break spaces keep the p-value whole."""
     if difference.low is None:
         return difference.few or f"{difference.queries} queries, all without a difference"
-    p_value = figures.format_p_value(difference.p_value)
+    p_value = wording.format_p_value(difference.p_value)
     p_value = f"p {p_value if p_value.startswith('<') else f'= {p_value}'}, ".replace(" ", "\N{NO-BREAK SPACE}", 2)
     p_value = "" if difference.p_value is None else p_value  # older records have none
-    interval = figures.format_interval(difference.low, difference.high, signed=True)
+    interval = wording.format_interval(difference.low, difference.high, signed=True)
     queries = f"{difference.queries} {'query' if difference.queries == 1 else 'queries'}"
     return f"{100 * difference.confidence:g}% interval {interval}, {p_value}{queries}"
 

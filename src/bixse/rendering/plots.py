@@ -21,8 +21,8 @@ from markupsafe import escape
 
 from bixse.errors import printable
 from bixse.files.files import write_atomically
-from bixse.rendering.figures import format_difference
 from bixse.rendering.table import format_number
+from bixse.rendering.wording import format_difference
 
 if TYPE_CHECKING:
     from bixse.rendering.schema import MergeCurve, QueryChange, TrainingCurve

@@ -12,7 +12,7 @@ def run(settings: AdaptSettings, options: Options) -> CommandResult:
     """Learn an adapter, and keep it only if it is better on dev."""
     from bixse.adapters.adapt import adapt
     from bixse.progress import progress_bar
-    from bixse.rendering.figures import format_difference, format_interval, format_seconds, format_verdict
+    from bixse.rendering.wording import format_difference, format_interval, format_seconds, format_verdict
     from bixse.results import Difference
 
     result = adapt(settings, options.folder, progress_bar)

@@ -46,8 +46,8 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
 
 
 def _text(result: CalibrateResult, settings: CalibrateSettings) -> str:
-    from bixse.rendering.figures import format_interval
     from bixse.rendering.table import format_table
+    from bixse.rendering.wording import format_interval
 
     after, of_scores = result.check.calibrated, settings.scores is not None
     weighted = ", weighted to the corpus" if settings.collection is not None else ""
@@ -85,8 +85,8 @@ def _saved_line(result: CalibrateResult) -> str:
 
 
 def _figures(report: CalibrationReport) -> list[str]:
-    from bixse.rendering.figures import format_interval
     from bixse.rendering.table import format_number
+    from bixse.rendering.wording import format_interval
 
     digits = 3 if report.base_rate_brier >= 0.01 else 6  # if few pairs are relevant, Brier scores are small
     brier, ece, constant = (format_number(v, digits) for v in (report.brier, report.ece, report.base_rate_brier))
@@ -97,7 +97,7 @@ def _figures(report: CalibrationReport) -> list[str]:
 
 def _point_line(point: OperatingPoint, head: RelevanceHead | None) -> str:
     """Describe a threshold; with the head of scores, by the score that has its probability."""
-    from bixse.rendering.figures import format_interval
+    from bixse.rendering.wording import format_interval
 
     def share(value: float, interval: tuple[float, float] | None) -> str:
         return f"{value:.3f} {format_interval(*interval or (None, None))}"

@@ -13,8 +13,8 @@ def run_export(settings: ExportSettings, options: Options) -> CommandResult:
     """Write the graph, unless it differs from the model."""
     from bixse.export.export import export
     from bixse.progress import progress_bar
-    from bixse.rendering.figures import format_interval, format_verdict
     from bixse.rendering.table import format_table
+    from bixse.rendering.wording import format_interval, format_verdict
 
     result = export(settings, options.folder, progress_bar)
     metrics: dict[str, Any] = asdict(result)

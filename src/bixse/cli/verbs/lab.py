@@ -21,8 +21,8 @@ def run_quickstart(settings: QuickstartConfig, options: ComputingOptions) -> Com
     """Run the quick start and return the table, the verdict, the report's path and the next commands."""
     from bixse.lab.quickstart import quickstart
     from bixse.progress import progress_bar
-    from bixse.rendering.figures import format_difference
     from bixse.rendering.table import format_table
+    from bixse.rendering.wording import format_difference
 
     result = quickstart(settings, options.folder, lambda line: sys.stderr.write(f"{line}\n"), progress_bar)
     report = result.report

@@ -84,7 +84,7 @@ def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
     from bixse.converting.transforms import TransformReport
-    from bixse.rendering.figures import format_histogram
+    from bixse.rendering.wording import format_histogram
 
     graded = result.statuses.get("graded", 0)
     lines = [f"{result.judgements} judgements read, {graded} of them with a grade"]

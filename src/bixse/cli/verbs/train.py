@@ -52,7 +52,7 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
 
 def _plan(config: TrainConfig, out: Path) -> CommandResult:
     from bixse.progress import size
-    from bixse.rendering.figures import format_seconds
+    from bixse.rendering.wording import format_seconds
     from bixse.training.dry_run import plan_training
 
     plan = plan_training(config, out)

@@ -15,9 +15,9 @@ from bixse.files.files import write_atomically
 from bixse.lab.experiments import ArmLabels, RunResult, show
 from bixse.lab.studies.measures import NOT_MERGED
 from bixse.lab.studies.study import ClaimResult, PerSeed, Study, above, interval_of, key_of, measure
-from bixse.rendering.figures import format_csv, format_difference, format_interval, format_p_value
 from bixse.rendering.plots import INK, MARKERS, SERIES, Plot, clean, drawing, finished, save_plot
 from bixse.rendering.table import Cell, format_markdown, format_number, format_table
+from bixse.rendering.wording import format_csv, format_difference, format_interval, format_p_value
 
 if TYPE_CHECKING:
     from bixse.lab.lab_config import StudyConfig
