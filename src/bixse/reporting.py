@@ -212,15 +212,12 @@ def _once(fields: Fields) -> Fields:
 def _facts(name: str, record: Mapping[str, Any]) -> Fields:
     """Return how a run was made: its command, time, settings and versions, and the time of each stage."""
     config = {key: record["config"].get(key) for key in SETTINGS}
-    shown = [f"{key} {_listed(value)}" for key, value in config.items() if value not in (None, [], "")]
+    texts = {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in config.items()}
+    shown = [f"{key} {value}" for key, value in texts.items() if value not in (None, "")]
     versions = record.get("versions", {}).get("bixse", metadata.version("bixse"))
     text = f"bixse {record['command']} ({versions}, {record['started'][:10]}){': ' * bool(shown)}{', '.join(shown)}"
     timings = {f"{name}: {stage}": seconds for stage, seconds in record["timings"].items()}
     return {"facts": {name: text}, "timings": timings, "notes": _warnings(name, record["results"].get("warnings"))}
-
-
-def _listed(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _warnings(name: str, warnings: Sequence[str] | None) -> list[str]:

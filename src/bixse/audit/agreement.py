@@ -169,7 +169,10 @@ def krippendorff_alpha(tables: Floats) -> Floats:
 def spearman(tables: Floats) -> Floats:
     """Return Spearman's rank correlation, with mean ranks for ties; equal to scipy's `spearmanr`."""
     rows, columns = tables.sum(axis=-1), tables.sum(axis=-2)
-    row_ranks, column_ranks = (_centred_ranks(margin) for margin in (rows, columns))
+    # the mean rank of each level minus the mean of all ranks
+    row_ranks, column_ranks = (
+        margin.cumsum(axis=-1) - margin / 2 - margin.sum(axis=-1, keepdims=True) / 2 for margin in (rows, columns)
+    )
     together = (row_ranks * (tables * column_ranks[..., None, :]).sum(axis=-1)).sum(axis=-1)
     spread = (rows * row_ranks**2).sum(axis=-1) * (columns * column_ranks**2).sum(axis=-1)
     return quotient(together, np.sqrt(spread))
@@ -207,12 +210,6 @@ OF_RANKS: dict[str, AgreementMeasure] = {"spearman": spearman, "kendall": kendal
 def _levels_apart(tables: Floats) -> Floats:
     positions = np.arange(tables.shape[-1], dtype=np.float64)
     return np.abs(positions[:, None] - positions[None, :])
-
-
-def _centred_ranks(margin: Floats) -> Floats:
-    """Return the mean rank of each level minus the mean of all ranks, for counts of shape (..., levels)."""
-    ranks: Floats = margin.cumsum(axis=-1) - margin / 2 - margin.sum(axis=-1, keepdims=True) / 2
-    return ranks
 
 
 def _pairs_of(counts: Floats) -> Floats:

@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,9 @@ def overwritten(folder: Path, name: str, inputs: Iterable[Path]) -> Iterator[Non
 def _check_deletable(folder: Path, inputs: Iterable[Path]) -> None:
     whole = folder.resolve()
     inside = [path for path in (*inputs, Path.home(), Path.cwd()) if whole in (path.resolve(), *path.resolve().parents)]
-    if folder.is_symlink() or not _is_run(_content(folder)):
+    content = _content(folder)
+    is_run = "fingerprint" in content or {"encoder", "corpus"} <= content.keys()  # run.json of an index: its manifest
+    if folder.is_symlink() or not is_run:
         fault = "a link" if folder.is_symlink() else "no run of bixse"
     elif inside:
         fault = f"a folder that holds {inside[0]}"
@@ -130,8 +132,3 @@ def _content(folder: Path) -> dict[str, Any]:
     except (InputError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _is_run(content: Mapping[str, Any]) -> bool:
-    """Return True for a record, or for an index, whose run.json is its manifest."""
-    return "fingerprint" in content or {"encoder", "corpus"} <= content.keys()

@@ -368,7 +368,8 @@ def umbrela(row: SourceRow) -> Iterator[Judgement]:
         row.refuse("judgment", ABSENT, "a grade, 0 to 3", "add the key 'judgment'")
     answer = str(_first([row], ("prediction", "reasoning"), ""))
     is_unread = is_read == 0 or value in (None, "")
-    if is_unread or (grade == 0 and status in (None, "") and not _states_zero(answer)):
+    states_zero = _ZERO.search(_SCALE_NAMED.sub(" ", answer))  # the scale that it names ("of 0 to 3") is no score
+    if is_unread or (grade == 0 and status in (None, "") and not states_zero):
         judged = "no-option"
     else:
         judged = "off-scale" if grade % 1 > 0 else ""
@@ -399,11 +400,6 @@ _ZERO = re.compile(
     r"""^\s*0\s*$|(score|overall|rating|grade|category|\bO)["'\s*:=#_-]*((is|of)\b["'\s*:]*)?0\b""",
     re.IGNORECASE | re.ASCII,
 )
-
-
-def _states_zero(answer: str) -> bool:
-    """Return True if a prediction ends in the score 0; the scale that it names ("of 0 to 3", "/3") is no score."""
-    return _ZERO.search(_SCALE_NAMED.sub(" ", answer)) is not None
 
 
 @register(

@@ -148,22 +148,16 @@ def as_collection(given: Any, split: str | None = "test") -> JudgedCorpus:
 
 
 def by_id(queries: Any, corpus: Mapping[str, Any], qrels: Any, split: str, order: str) -> JudgedCorpus:
-    """Return checked dictionaries as a collection; `order` is that of the caller's arguments."""
-    texts = {name: _document(text) for name, text in corpus.items()}
-    _check_by_id(queries, corpus, qrels, None not in texts.values(), order)
-    judged = {} if qrels is None else {split: qrels}
-    return JudgedCorpus("collection", cast("dict[str, Document]", texts), queries, judged)
+    """Return dictionaries as a collection; refuse them in another order, and entries of another kind.
 
-
-def _check_by_id(
-    queries: Mapping[str, Any], corpus: Mapping[str, Any], qrels: Mapping[str, Any] | None, are_texts: bool, order: str
-) -> None:
-    """Refuse dictionaries in another order, and entries of another kind; `are_texts`: each document is a text."""
+    `order` is that of the caller's arguments, in words.
+    """
+    documents = {name: _document(text) for name, text in corpus.items()}
     judged = {} if qrels is None else qrels
     fix = f"pass ({order}) in this order"
     parts = (
         ("queries", queries, "a text", all(_is_text(text) and text.strip() for text in queries.values())),
-        ("corpus", corpus, "a text or {'title': ..., 'text': ...}", are_texts),
+        ("corpus", corpus, "a text or {'title': ..., 'text': ...}", None not in documents.values()),
         ("qrels", judged, "{document id: grade}", all(isinstance(row, Mapping) for row in judged.values())),
     )
     for name, part, expected, is_right in parts:
@@ -180,6 +174,8 @@ def _check_by_id(
         )
     for query, grades in judged.items():
         numbers(grades, f"qrels of query {query!r}: grade")
+    splits = {} if qrels is None else {split: qrels}
+    return JudgedCorpus("collection", cast("dict[str, Document]", documents), queries, splits)
 
 
 def _document(given: object) -> Document | None:

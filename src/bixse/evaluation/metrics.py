@@ -78,7 +78,11 @@ def evaluate_run(
     if not measures:
         raise InputError(f"metrics: got none; expected some such as {', '.join(METRICS)}; fix: name one")
     check_min_relevant_grade(min_relevant_grade)
-    judged_queries = [query_id for query_id, judged in qrels.items() if _has_relevant(query_id, judged)]
+    judged_queries = [
+        query_id
+        for query_id, judged in qrels.items()
+        if (numbers(judged, f"qrels of query {query_id!r}: grade") > 0).any()
+    ]
     if not judged_queries:
         raise InputError(
             f"qrels: got {len(qrels)} queries and none with a grade above 0; expected at least one relevant document; "
@@ -109,10 +113,6 @@ def check_min_relevant_grade(grade: float) -> None:
 def mean(per_query: PerQuery) -> dict[str, float]:
     """Return the mean of each metric over its queries."""
     return {name: math.fsum(values.values()) / len(values) for name, values in per_query.items()}
-
-
-def _has_relevant(query_id: str, judged: Mapping[str, float]) -> bool:
-    return bool((numbers(judged, f"qrels of query {query_id!r}: grade") > 0).any())
 
 
 def _judge(grades: Mapping[str, float], scores: Mapping[str, float], min_relevant_grade: float) -> _Judged:

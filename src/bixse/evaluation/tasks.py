@@ -191,7 +191,11 @@ def _warn_of_self_matches(
 ) -> list[str]:
     """Warn of queries that are documents, or of documents that only share a query's id."""
     both = {name: named_as_queries[name] for name in queries if name in named_as_queries}
-    same = [name for name, document in both.items() if _is_document(queries[name], document)]
+    same = [
+        name
+        for name, document in both.items()
+        if normal_form(queries[name]) in (normal_form(document.text), normal_form(document.content))
+    ]
     others = [name for name in both if name not in set(same)]
     if exclude_self and others:
         return [
@@ -213,10 +217,6 @@ def _warn_of_quoted(quoted: int, queries: int) -> list[str]:
         "that ask for a known document; figures on them say little about other queries"
     )
     return [warning] if quoted else []
-
-
-def _is_document(query: str, document: Document) -> bool:
-    return normal_form(query) in (normal_form(document.text), normal_form(document.content))
 
 
 def query_blocks(queries: Mapping[str, str]) -> Iterator[dict[str, str]]:

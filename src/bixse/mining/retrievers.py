@@ -116,8 +116,9 @@ class SavedRun:
         """Write the file completely or not at all; it is empty if nothing was found."""
         with atomic_file(self.path) as file:
             for run in blocks:
-                lines = run_lines(_escaped(run) if self.is_temporary else run, tag)
-                file.writelines(line.encode() for line in lines)
+                if self.is_temporary:  # its ids may have white space
+                    run = {quote(q, safe=""): {quote(d, safe=""): hits[d] for d in hits} for q, hits in run.items()}
+                file.writelines(line.encode() for line in run_lines(run, tag))
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, float]]]:
         read: Callable[[str], str] = unquote if self.is_temporary else str
@@ -125,11 +126,6 @@ class SavedRun:
             # `save` wrote the lines of a query one after the other.
             for query_id, rows in groupby(map(str.split, file), key=lambda row: row[0]):
                 yield read(query_id), {read(row[2]): float(row[4]) for row in rows}
-
-
-def _escaped(run: Ranking) -> Ranking:
-    """Return a run with ids that have no white space."""
-    return {quote(query, safe=""): {quote(name, safe=""): hits[name] for name in hits} for query, hits in run.items()}
 
 
 def read_answers(runs: Mapping[str, SavedRun], queries: Mapping[str, str]) -> Iterator[dict[str, dict[str, float]]]:

@@ -137,13 +137,14 @@ def _pool_task(
 ) -> Task:
     """Return a task with a corpus that is small enough to hold in memory and to hash."""
     content = hashlib.sha256(repr(list(passages.items())).encode("utf-8", "replace")).hexdigest()
+    hashes = {file: file_hash(path) for file in files if (path := _find_file(data, file)) is not None}
     return Task(
         name,
         lambda: iter(passages.items()),
         len(passages),
         tuple(sets),
         min_relevant_grade=TREC_MIN_RELEVANT_GRADE,
-        inputs={**_hashes(data, files), "passages": content},
+        inputs={**hashes, "passages": content},
         is_part=True,
     )
 
@@ -233,10 +234,6 @@ def _stands_for(passages: Mapping[str, str], classes: Mapping[str, str]) -> dict
         for name in names
         if name != stays
     }
-
-
-def _hashes(data: Path, names: Sequence[str]) -> dict[str, str]:
-    return {name: file_hash(path) for name in names if (path := _find_file(data, name)) is not None}
 
 
 def _find_file(data: Path, name: str) -> Path | None:

@@ -338,7 +338,7 @@ def _choose(
     guards = [name for name, role in roles.items() if role == "guard" and name not in unresolved]
 
     points = {
-        weight: MergePoint(weight, {name: _mean(of_query) for name, of_query in values.items()})
+        weight: MergePoint(weight, {name: float(np.mean([*queries.values()])) for name, queries in values.items()})
         for weight, values in scores.items()
     }
     losses = {weight: _largest_loss(point, points[0.0], guards)[0] for weight, point in points.items()}
@@ -422,10 +422,6 @@ def _changes(scores: Mapping[float, Scores], roles: Mapping[str, Role], merged: 
 def _change(name: str, role: Role, model: Any, scores: Mapping[str, float], base: Mapping[str, float]) -> Change:
     change = paired_difference(scores, base)
     return Change(name, role, model, change.mean, change.low, change.high, change.queries, change.few, change.p_value)
-
-
-def _mean(scores: Mapping[str, float]) -> float:
-    return float(np.mean(list(scores.values())))
 
 
 def _difference(change: Change) -> str:

@@ -155,7 +155,8 @@ def run_training(config: TrainConfig, inputs: Inputs, guard: RunGuard, title: st
     warnings = parts.warnings + _run_trainer(trainer, out, guard, then_merge=base is not None)
     history, best = _history(trainer), trainer.state.best_global_step if trainer.evaluator is not None else None
     warnings += checks.warn_of_no_gain(history, best)
-    merged, head = None, trainer.loss.trained_head(_mean_target(history))
+    targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
+    merged, head = None, trainer.loss.trained_head(sum(targets) / len(targets) if targets else None)
     if base is not None:
         merged, head = _merge_tuned(config, out, trainer, base, inputs.watched, head, title is not None)
         warnings += merged.warnings()
@@ -386,11 +387,6 @@ def _history(trainer: GradedTrainer) -> list[dict[str, Any]]:
         for entry in trainer.state.log_history
         if "train_runtime" not in entry
     ]
-
-
-def _mean_target(history: Sequence[dict[str, Any]]) -> float | None:
-    targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
-    return sum(targets) / len(targets) if targets else None
 
 
 def _merge_tuned(

@@ -89,7 +89,8 @@ def sees_whole_text(part: Any) -> bool:
     tokens = part.preprocess([SAMPLE_TEXT])["input_ids"]
     other = tokens.clone()
     other[0, -1] = tokens[0, len(tokens[0]) // 2] if tokens[0, len(tokens[0]) // 2] != tokens[0, -1] else tokens[0, 0]
-    states = [_token_states(part, ids) for ids in (tokens, other)]
+    inputs = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in (tokens, other)]
+    states = [_evaluated(part, features, part.auto_model.device)["token_embeddings"] for features in inputs]
     return bool((states[0][0, 0] - states[1][0, 0]).abs().max() > 1e-6 * states[0][0, 0].abs().max())
 
 
@@ -160,12 +161,6 @@ def prepare_decoder(model: SentenceTransformer) -> None:
 
 def _routes(module: nn.Module) -> list[nn.Module]:
     return list(module.sub_modules.children()) if isinstance(module, Router) else []
-
-
-def _token_states(part: Any, tokens: Tensor) -> Tensor:
-    """Return the (1, T, D) states of the last layer."""
-    features = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    return _evaluated(part, features, part.auto_model.device)["token_embeddings"]
 
 
 def _unit_embedding(model: SentenceTransformer, texts: list[str]) -> Tensor:

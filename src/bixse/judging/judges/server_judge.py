@@ -72,7 +72,10 @@ class Probe:
         )
         form, reply = await self._settle(form)
         if not form.top_logprobs or not self._has_probabilities(form, reply):
-            raise self._unusable("no usable probabilities of tokens", "a server that gives them (logprobs)")
+            raise InputError(
+                f"{self.client.address}: got no usable probabilities of tokens; expected a server that gives them "
+                f"(logprobs); fix: choose {OTHER_MODES}"
+            )
         self._check_labels(form)
         form, reply = await self._without_thinking(form, reply)
         answer = self._read(form, reply)
@@ -214,9 +217,6 @@ class Probe:
                     f"label {label!r}: got no proof that it is one token; expected options of one token each; fix: "
                     f"take single digits or letters as labels, or choose {OTHER_MODES}"
                 )
-
-    def _unusable(self, got: str, expected: str) -> InputError:
-        return InputError(f"{self.client.address}: got {got}; expected {expected}; fix: choose {OTHER_MODES}")
 
     def _unanswered(self, answer: Answer) -> InputError:
         return InputError(

@@ -76,7 +76,8 @@ def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
     for path in complete:
         wrong = damage(path)
         if wrong is None:
-            best = _best_of(path)
+            step = json.loads((path / STATE_FILE).read_bytes()).get("best_global_step")
+            best = path.with_name(f"checkpoint-{step}") if step else None  # without an evaluation there is none
             # if the damaged newest one was the best, the best one before it is deleted, and training finds it again
             if best is not None and (best.is_dir() or not passed_over):  # the run would end with it
                 check_checkpoint(best)
@@ -95,12 +96,6 @@ def check_checkpoint(checkpoint: Path) -> None:
             f"{checkpoint}: got {wrong}; expected the checkpoint as it was saved (its hashes are in {HASHES_FILE}); "
             f"fix: restore it from a copy, or delete {checkpoint.parent} to train from the beginning"
         )
-
-
-def _best_of(checkpoint: Path) -> Path | None:
-    """Return the best checkpoint so far, a sibling of this one; None without an evaluation."""
-    step = json.loads((checkpoint / STATE_FILE).read_bytes()).get("best_global_step")
-    return checkpoint.with_name(f"checkpoint-{step}") if step else None
 
 
 class ProgressBar(TrainerCallback):
