@@ -20,7 +20,8 @@ from bixse.calibration.calibrate_files import CalibrateResult
 from bixse.data.run import finished_runs
 from bixse.errors import InputError, did_you_mean, first_fault
 from bixse.evaluation.compare_evaluations import Comparisons, compare
-from bixse.evaluation.evaluate import Evaluation, check_comparable, read_evaluation
+from bixse.evaluation.evaluate import Evaluation
+from bixse.evaluation.gate import check_comparable, read_evaluation
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.tasks import CollectionSource, Task, collection_task
 from bixse.files.files import read_text

@@ -7,22 +7,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
 from bixse.data.joined import QueryCounts, unanswered, warn_of, without_relevant
-from bixse.data.run import RUN_FILE, Run, open_run, read_record
+from bixse.data.run import Run, open_run
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import InputError, first_fault
-from bixse.evaluation.metrics import METRICS, STORED_PER_QUERY, PerQuery, evaluate_run, ir_name, mean
+from bixse.evaluation.metrics import METRICS, PerQuery, evaluate_run, ir_name, mean
 from bixse.evaluation.systems import RUN_NAME, System, SystemSource, open_system
 from bixse.evaluation.tasks import CollectionSource, QuerySet, Task, collection_task
 from bixse.files.files import read_text, write_atomically
 from bixse.progress import progress_bar
-from bixse.relevance import DEPTH, MIN_RELEVANT_GRADE, Ranking
+from bixse.relevance import DEPTH, Ranking
 from bixse.rendering.table import Cell, Table
 
 if TYPE_CHECKING:
@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 
 PER_QUERY_NAME = "per_query.json"
 PARTIAL_NAME = "best_so_far.npz"
-DATA_SUFFIXES = (".jsonl", ".tsv")
-"""Suffixes of a collection's files among the inputs of an evaluation."""
-SCORING: Mapping[str, Any] = {
-    "split": "test", "exclude_self": False, "min_relevant_grade": MIN_RELEVANT_GRADE, "missing_documents": "refuse",
-}  # fmt: skip
-"""Setting of the scores -> its default, which a record of an earlier version may lack."""
 
 
 @dataclass(frozen=True)
@@ -178,61 +172,6 @@ def evaluate_query_sets(
         if not (reused and all(file.is_file() for file in files)):
             _write(record, system, task, results, seconds)
     return results
-
-
-def read_figures(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
-    """Return the record of a finished evaluation of one system, and its values: metric -> query id -> value.
-
-    Raises InputError unless run.json and per_query.json of the folder are those of such an evaluation.
-    """
-    missing = [name for name in (RUN_FILE, PER_QUERY_NAME) if not (folder / name).is_file()]
-    if missing:
-        raise InputError(
-            f"{folder}: got no {' and no '.join(missing)} there; expected the --out folder of an evaluation of one "
-            "model; fix: run `bixse evaluate MODEL --collection DIR --out DIR` with the model to compare with"
-        )
-    record = read_record(folder / RUN_FILE)
-    if (record["command"], record["status"]) != ("evaluate", "finished"):
-        raise InputError(
-            f"{folder}: got a run of `bixse {record['command']}` that is {record['status']}; expected a finished "
-            "evaluation; fix: run the command again, or name another folder"
-        )
-    try:
-        per_query = STORED_PER_QUERY.validate_json(read_text(folder / PER_QUERY_NAME), strict=True)
-    except ValueError as error:
-        raise InputError(
-            f"{folder / PER_QUERY_NAME}: got no readable figures ({first_fault(error)}); expected the JSON that bixse "
-            "wrote; fix: delete the folder and evaluate again"
-        ) from error
-    return record, per_query
-
-
-def check_comparable(where: str | Path, name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse evaluations, as `config` and `inputs` of their records, whose queries cannot be compared one by one.
-
-    The inputs of a system, such as the hashes of a model, do not count.
-    """
-    (old, old_files), (new, new_files) = ((each["config"], each["inputs"]) for each in (before, now))
-    files = [file for file in {**old_files, **new_files} if file == "collection" or file.endswith(DATA_SUFFIXES)]
-    changed = [file for file in files if old_files.get(file) != new_files.get(file)]
-    changed += [key for key, default in SCORING.items() if old.get(key, default) != new.get(key, default)]
-    if changed:
-        raise InputError(
-            f"{where}: got an evaluation with another {', another '.join(changed)} than {name}; expected the same "
-            "collection and settings of scores, since queries are compared one by one; fix: evaluate both on the same"
-        )
-
-
-def read_evaluation(folder: Path) -> Evaluation:
-    """Return a finished evaluation of one system from its folder; raise InputError as `read_figures` does."""
-    record, by_query = read_figures(folder)
-    config, results = record["config"], record["results"]
-    system = str(config["model"])
-    system += f" at {config['dimensions']}" if config.get("dimensions") else ""
-    system += f", reranked by {config['rerank']}" if config.get("rerank") else ""
-    run = read_run(folder / RUN_NAME) if (folder / RUN_NAME).is_file() and (folder / RUN_NAME).stat().st_size else {}
-    task = f"{Path(config.get('collection') or '').name}, split {config.get('split', '')}"
-    return Evaluation(task, results["metrics"], by_query, run, results["seconds"], reused=True, system=system)
 
 
 def open_evaluation(system: System, task: Task, out: Path) -> Run:

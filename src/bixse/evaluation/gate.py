@@ -1,4 +1,4 @@
-"""A gate for continuous integration: is a system worse than an earlier evaluation on the same queries?"""
+"""Earlier evaluations: read from their folders, compared, and as the baseline of a gate for continuous integration."""
 
 from __future__ import annotations
 
@@ -7,14 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.errors import InputError, shorten
-from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation, check_comparable, read_figures
-from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.data.run import RUN_FILE, read_record
+from bixse.data.trec import read_run
+from bixse.errors import InputError, first_fault, shorten
+from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
+from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY
 from bixse.evaluation.statistics import paired_difference
+from bixse.evaluation.systems import RUN_NAME
+from bixse.files.files import read_text
+from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.results import VERDICT_IN_A_SENTENCE, Difference
 
 if TYPE_CHECKING:
     from bixse.evaluation.tasks import Task
+
+DATA_SUFFIXES = (".jsonl", ".tsv")
+"""Suffixes of a collection's files among the inputs of an evaluation."""
+SCORING: Mapping[str, Any] = {
+    "split": "test", "exclude_self": False, "min_relevant_grade": MIN_RELEVANT_GRADE, "missing_documents": "refuse",
+}  # fmt: skip
+"""Setting of the scores -> its default, which a record of an earlier version may lack."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,61 @@ class GateResult:
         if gap.verdict == "no difference" and gap.low is not None and gap.low < 0:
             hidden = f"; a loss of {-gap.low:.3f} is possible"
         return f"{VERDICT_IN_A_SENTENCE[gap.verdict]} {self.baseline} ({gap.figures()}){hidden}"
+
+
+def read_figures(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+    """Return the record of a finished evaluation of one system, and its values: metric -> query id -> value.
+
+    Raises InputError unless run.json and per_query.json of the folder are those of such an evaluation.
+    """
+    missing = [name for name in (RUN_FILE, PER_QUERY_NAME) if not (folder / name).is_file()]
+    if missing:
+        raise InputError(
+            f"{folder}: got no {' and no '.join(missing)} there; expected the --out folder of an evaluation of one "
+            "model; fix: run `bixse evaluate MODEL --collection DIR --out DIR` with the model to compare with"
+        )
+    record = read_record(folder / RUN_FILE)
+    if (record["command"], record["status"]) != ("evaluate", "finished"):
+        raise InputError(
+            f"{folder}: got a run of `bixse {record['command']}` that is {record['status']}; expected a finished "
+            "evaluation; fix: run the command again, or name another folder"
+        )
+    try:
+        per_query = STORED_PER_QUERY.validate_json(read_text(folder / PER_QUERY_NAME), strict=True)
+    except ValueError as error:
+        raise InputError(
+            f"{folder / PER_QUERY_NAME}: got no readable figures ({first_fault(error)}); expected the JSON that bixse "
+            "wrote; fix: delete the folder and evaluate again"
+        ) from error
+    return record, per_query
+
+
+def read_evaluation(folder: Path) -> Evaluation:
+    """Return a finished evaluation of one system from its folder; raise InputError as `read_figures` does."""
+    record, by_query = read_figures(folder)
+    config, results = record["config"], record["results"]
+    system = str(config["model"])
+    system += f" at {config['dimensions']}" if config.get("dimensions") else ""
+    system += f", reranked by {config['rerank']}" if config.get("rerank") else ""
+    run = read_run(folder / RUN_NAME) if (folder / RUN_NAME).is_file() and (folder / RUN_NAME).stat().st_size else {}
+    task = f"{Path(config.get('collection') or '').name}, split {config.get('split', '')}"
+    return Evaluation(task, results["metrics"], by_query, run, results["seconds"], reused=True, system=system)
+
+
+def check_comparable(where: str | Path, name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse evaluations, as `config` and `inputs` of their records, whose queries cannot be compared one by one.
+
+    The inputs of a system, such as the hashes of a model, do not count.
+    """
+    (old, old_files), (new, new_files) = ((each["config"], each["inputs"]) for each in (before, now))
+    files = [file for file in {**old_files, **new_files} if file == "collection" or file.endswith(DATA_SUFFIXES)]
+    changed = [file for file in files if old_files.get(file) != new_files.get(file)]
+    changed += [key for key, default in SCORING.items() if old.get(key, default) != new.get(key, default)]
+    if changed:
+        raise InputError(
+            f"{where}: got an evaluation with another {', another '.join(changed)} than {name}; expected the same "
+            "collection and settings of scores, since queries are compared one by one; fix: evaluate both on the same"
+        )
 
 
 def read_baseline(path: Path, task: Task) -> dict[str, float]:
