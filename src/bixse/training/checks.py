@@ -75,7 +75,9 @@ def check_pairs(where: object, word: str, loss: GradedLoss, pairs: Pairs, docume
     """Refuse pairs of a file `where` that teach the loss nothing; warn if only some queries can be used."""
     groups = pairs.groups()
     relevance = np.split(pairs.relevance[groups.order], groups.offsets[1:-1])
-    usable = sum(loss.is_informative(_best_batch(grades.tolist(), documents_per_query)) for grades in relevance)
+    # the documents of a query that teach most: its best one and its least relevant ones
+    ascending = (sorted(grades.tolist()) for grades in relevance)
+    usable = sum(loss.is_informative([*z[-1:], *z[:-1]][:documents_per_query]) for z in ascending)
     if usable == 0:
         raise InputError(
             f"{where}: got {len(groups)} queries of which loss {word!r} can use none; expected queries with "
@@ -87,12 +89,6 @@ def check_pairs(where: object, word: str, loss: GradedLoss, pairs: Pairs, docume
             f"{loss.learned_otherwise} from them"
         ]
     return []
-
-
-def _best_batch(relevance: Sequence[float], documents: int | None) -> list[float]:
-    """Return the documents of a query that teach most: its best one and its least relevant ones."""
-    ordered = sorted(relevance)
-    return [*ordered[-1:], *ordered[:-1]][:documents]
 
 
 def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Iterable[str], allowed: bool) -> list[str]:
