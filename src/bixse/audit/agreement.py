@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import coo_matrix
 
-from bixse.evaluation.intervals import jackknife_estimate, numbered_queries, quotient
-from bixse.evaluation.statistics import Floats
+from bixse.evaluation.intervals import Floats, jackknife_estimate, numbered_queries, quotient
 from bixse.rendering.table import format_number
 
 if TYPE_CHECKING:

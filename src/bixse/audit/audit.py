@@ -19,7 +19,7 @@ from bixse.data.joined import Unjoined, check_joined, warn_of
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.errors import InputError
-from bixse.evaluation.intervals import few_of_classes, mean_estimate, wilson_interval
+from bixse.evaluation.intervals import Floats, few_of_classes, mean_estimate, wilson_interval
 from bixse.files.files import hash_files, write_atomically
 from bixse.rendering.page import render_page
 from bixse.rendering.plots import reliability_diagram
@@ -29,7 +29,6 @@ from bixse.results import UNITS_FROM, CalibrationReport, IntervalEstimate
 
 if TYPE_CHECKING:
     from bixse.audit.audit_settings import AuditSettings
-    from bixse.evaluation.statistics import Floats
 
 
 MOST_LEVELS = 21

@@ -18,7 +18,7 @@ from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run import open_run
 from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
-from bixse.evaluation.intervals import few_of_classes, mean_estimate
+from bixse.evaluation.intervals import Floats, few_of_classes, mean_estimate
 from bixse.files.files import hash_files, write_atomically
 from bixse.rendering.table import format_table
 from bixse.rendering.wording import format_difference, format_interval
@@ -27,7 +27,6 @@ from bixse.results import VERDICT_WORDS, IntervalEstimate, too_few
 if TYPE_CHECKING:
     from bixse.audit.audit_settings import GradeMapSettings
     from bixse.data.graded_pairs import Pairs
-    from bixse.evaluation.statistics import Floats
     from bixse.relevance import GradeScale
 
 MAP_FILE, PAIRS_FILE = "map.json", "pairs.parquet"

@@ -18,14 +18,13 @@ from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.platt import checked, fit_platt
 from bixse.errors import InputError
-from bixse.evaluation.intervals import numbered_queries, wilson_interval
+from bixse.evaluation.intervals import Floats, numbered_queries, wilson_interval
 from bixse.results import UNITS_FROM, CalibrationReport, Interval, IntervalEstimate, too_few
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pairs
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.encoders.scorers import Scorer
-    from bixse.evaluation.statistics import Floats
     from bixse.progress import ProgressBars
 
 _ROUNDING = 1e-12

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bixse.errors import InputError
-from bixse.evaluation.statistics import ROUNDING, Floats, block_sizes, check_samples, difference_of, scatter
+from bixse.evaluation.statistics import ROUNDING, block_sizes, check_samples, difference_of, scatter
+from bixse.evaluation.statistics import Floats as Floats
 from bixse.results import QUERIES_FROM, UNITS_FROM, Interval, IntervalEstimate, too_few
 
 NORMAL = 1.9599639845400545
