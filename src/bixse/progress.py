@@ -45,14 +45,14 @@ class Progress:
     def __init__(self, title: str, total: int, unit: str = "it") -> None:
         from tqdm import tqdm
 
-        watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # a notebook is no tty, and shows bars
+        visible = sys.stderr.isatty() or "ipykernel" in sys.modules  # a notebook is no tty, and shows bars
         shown: dict[str, Any] = {"file": sys.stderr, "leave": False, "disable": False}
-        if not watched:
+        if not visible:
             shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}  # `_write_lines` writes, not tqdm
         self._total = total
         self._bar = tqdm(total=total, desc=printable(title), unit=unit, unit_scale=unit == "B", **shown)
         self._stream, self._reported, self._ended = sys.stderr, False, threading.Event()
-        if not watched:
+        if not visible:
             weakref.finalize(self, self._ended.set)  # work that ends in an error is no longer reported
             threading.Thread(
                 target=_write_lines, args=(weakref.ref(self), self._ended, _seconds()), daemon=True

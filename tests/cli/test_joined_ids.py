@@ -143,19 +143,19 @@ EMPTY = {**QRELS, "q0": {"d0": 0, "d1": 0}}
 FOREIGN = {**QUERIES, "q3": "ファイルをコピーする"}
 TWIN = {"twin": Document("how to", "copy  a file "), **CORPUS}
 SILENT, FEW = (dict(list(RUN.items())[:answered]) for answered in (22, 6))
-WATCHED = ("train dev", "train guard", "merge")
+TRAINING = ("train dev", "train guard", "merge")
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "verb", "said"),
     cases(
-        ("no relevant document", {"qrels": EMPTY}, ("evaluate", *RUNS, "suite", *WATCHED), "1 of 24 judged queries"),
+        ("no relevant document", {"qrels": EMPTY}, ("evaluate", *RUNS, "suite", *TRAINING), "1 of 24 judged queries"),
         ("no relevant document", {"qrels": EMPTY}, ("adapt",), "1 of 24 judged queries"),
         ("no answer", {"queries": FOREIGN}, ("evaluate", "suite"), "1 of 24 queries without an answer"),
         ("no answer", {"run": SILENT}, (*RUNS, "few labels"), "2 of 24 queries without an answer"),
         ("most have no answer", {"run": FEW}, ("suite, run", "rank"), "18 of 24 queries without an answer"),
         ("most documents", {"run": renamed(RUN, 6, "documents")}, ("suite, run",), "23 of 34 documents of the run"),
-        ("a twin", {"corpus": TWIN}, ("evaluate", *RUNS, "suite", *WATCHED), "1 of 31 documents with the text"),
+        ("a twin", {"corpus": TWIN}, ("evaluate", *RUNS, "suite", *TRAINING), "1 of 31 documents with the text"),
         ("a twin", {"corpus": TWIN}, ("calibrate",), "1 of 31 documents with the text"),
         ("a few documents", {"run": renamed(RUN, 20, "documents")}, RUNS[:3], "8 of 33 documents of the run"),
         ("a few documents", {"qrels": renamed(QRELS, 20, "documents")}, ("mine",), "5 of 26 judged documents"),
@@ -170,7 +170,7 @@ def test_what_does_not_count_is_said_with_its_number(files, tiny_model_path, cap
     words = (*files.words(verb, tiny_model_path), *(["--skip-invalid"] if verb in CONVERTED else []))
     code, envelope = call(capsys, *words)
     assert code in (0, 1, 3) and any(said in warning for warning in envelope["warnings"]), envelope
-    if verb in WATCHED:
+    if verb in TRAINING:
         return
     files.save()
     plain = call(capsys, *words[:-1], files.folder / "plain") if verb not in CONVERTED else call(capsys, *words[:-3])

@@ -190,12 +190,12 @@ def at_step(monkeypatch):
     def watch(act=lambda trainer, steps: None):
         step, steps = GradedTrainer.training_step, []
 
-        def watched(self, *given, **named):
+        def counted(self, *given, **named):
             steps.append(self.state.global_step)
             act(self, steps)
             return step(self, *given, **named)
 
-        monkeypatch.setattr(GradedTrainer, "training_step", watched)
+        monkeypatch.setattr(GradedTrainer, "training_step", counted)
         return steps
 
     return watch

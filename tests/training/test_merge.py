@@ -28,7 +28,7 @@ from bixse.training.loop.batches import BatchPlan, GroupDataset
 from bixse.training.merge import Change, MergeResult, _change, _choose, _chosen, set_best_weights
 from bixse.training.merge_config import MergeModelsConfig
 from bixse.training.merge_models import merge, merge_into
-from bixse.training.sources import Split, load_watched
+from bixse.training.sources import Split, load_eval_corpora
 from bixse.training.train import train_into
 from helpers.command import call
 from helpers.toy import action_collection
@@ -361,7 +361,7 @@ class TestPool:
         rows = model.tokenizer.encode("please zebra", add_special_tokens=False).ids
         # the word that only queries have, and the word of the unrelated document, get one vector
         tuned[rows] = 100 * torch.nn.functional.normalize(torch.ones(table.shape[1]), dim=0)
-        return model, base, {name: tuned}, lambda most: load_watched([Split(tmp_path / "hub", "dev", "dev")], most)
+        return model, base, {name: tuned}, lambda most: load_eval_corpora([Split(tmp_path / "hub", "dev", "dev")], most)
 
     def test_the_pool_holds_it_and_the_scores_are_those_over_the_corpus(self, hub, monkeypatch, capsys):
         monkeypatch.setattr(Progress, "close", Progress.report)  # a log has a line at the end of the work

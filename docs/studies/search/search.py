@@ -27,7 +27,7 @@ from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.search.bm25 import BM25
 from bixse.search.search_collection import encode_collection
 from bixse.training.config import TrainConfig
-from bixse.training.dev_evaluation import DevEvaluator, Watched, WatchedQueries
+from bixse.training.dev_evaluation import DevEvaluator, EvalCorpus, EvalQueries
 from bixse.training.train import train_into
 
 if TYPE_CHECKING:
@@ -150,9 +150,9 @@ def main() -> None:
 
 def dev_evaluator(collection: Collection, full: bool) -> DevEvaluator:
     """Graded nDCG@10 on the dev queries, over the full corpus or the documents judged or hard before training."""
-    dev = WatchedQueries("pydocs", collection.queries, collection.qrels["dev"])
+    dev = EvalQueries("pydocs", collection.queries, collection.qrels["dev"])
     texts = {document_id: document.content for document_id, document in collection.corpus.items()}
-    corpus = Watched("pydocs", texts, (dev,))
+    corpus = EvalCorpus("pydocs", texts, (dev,))
     if full:
         return DevEvaluator([corpus], PYDOCS_RELEVANT_GRADE)
     base = encode_collection(build_encoder("demo", 128), collection, list(dev.judged))

@@ -94,7 +94,7 @@ def train_cell(
     if "instructions" in settings:  # its path starts at the file, all other paths at the data
         settings["instructions"] = str((file.parent / settings["instructions"]).resolve())
     merge, then = settings["merge"], arm.startswith(THEN)
-    watched = ("--dev", data / settings["dev"], "--guard", data / settings["guard"])
+    collections = ("--dev", data / settings["dev"], "--guard", data / settings["guard"])
     splits = ("--dev-split", settings.get("dev_split", "dev"), "--guard-split", settings["guard_split"])
     if then or as_trained:
         settings = {name: value for name, value in settings.items() if name not in BY_MERGE}
@@ -116,7 +116,7 @@ def train_cell(
     merged = cell.with_name(f"{cell.name}-merged")
     if not merged.exists():
         searched = ("--documents", merge["documents"]) if "documents" in merge else ()
-        choice = (*watched, *splits, *searched, "--candidates", *merge["weights"])
+        choice = (*collections, *splits, *searched, "--candidates", *merge["weights"])
         bixse("merge", base, cell / "model", *choice, "--out", merged)
     return {"model": merged / "model", "tuned": cell / "model"}
 

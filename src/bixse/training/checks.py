@@ -96,8 +96,8 @@ def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Ite
 
     Texts are compared by their `normal_form`, as in `bixse convert --dedup`.
     """
-    watched = {normal_form(text) for texts in held_out.values() for text in texts.values()}
-    trained = watched.intersection(map(normal_form, queries)) if watched else watched
+    forms = {normal_form(text) for texts in held_out.values() for text in texts.values()}
+    trained = forms.intersection(map(normal_form, queries)) if forms else forms
     leaks = []
     for name, texts in held_out.items():
         shared = [query for query, text in texts.items() if normal_form(text) in trained]

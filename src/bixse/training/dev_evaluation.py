@@ -38,7 +38,7 @@ HITS = 20
 
 
 @dataclass(frozen=True)
-class WatchedQueries:
+class EvalQueries:
     """The judged queries of one split, named after the collection (and the split)."""
 
     name: str
@@ -58,13 +58,13 @@ class WatchedQueries:
 
 
 @dataclass(frozen=True)
-class Watched:
+class EvalCorpus:
     """A collection and its splits that are searched."""
 
     name: str
     corpus: Mapping[str, str]
     """Document id -> title and text."""
-    sets: tuple[WatchedQueries, ...]
+    sets: tuple[EvalQueries, ...]
     most: int | None = None
     """Maximum documents that a weight between base and tuned searches; None searches the complete corpus."""
     warnings: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Watched:
             for part in self.sets
         }
 
-    def narrowed(self, part: WatchedQueries, runs: Iterable[Ranking]) -> Watched:
+    def narrowed(self, part: EvalQueries, runs: Iterable[Ranking]) -> EvalCorpus:
         """Return the judged documents of a query set and those of runs: a small corpus that stays hard."""
         # a full corpus is too slow to encode at each evaluation during training; random documents would be too easy
         rows = chain(part.judged.values(), *(run.values() for run in runs))
@@ -123,7 +123,7 @@ class Watched:
 
 
 def search(
-    model: SentenceTransformer, corpus: Mapping[str, str], sets: Sequence[WatchedQueries], cache: str | None
+    model: SentenceTransformer, corpus: Mapping[str, str], sets: Sequence[EvalQueries], cache: str | None
 ) -> dict[str, Ranking]:
     """Return name of a query set -> run; each document is encoded once, one block in memory at a time."""
     store, ids, best = EmbeddingStore(model, cache), list(corpus), []
@@ -137,19 +137,19 @@ def search(
     return {part.name: to_run(list(part.queries), ids, *each.result()) for part, each in zip(sets, best, strict=True)}
 
 
-def sets_of(watched: Sequence[Watched], role: Role | None = None) -> list[tuple[Watched, WatchedQueries]]:
+def sets_of(eval_corpora: Sequence[EvalCorpus], role: Role | None = None) -> list[tuple[EvalCorpus, EvalQueries]]:
     """Return the query sets of a role, or all query sets, each with its collection."""
-    return [(corpus, queries) for corpus in watched for queries in corpus.sets if role in (None, queries.role)]
+    return [(corpus, queries) for corpus in eval_corpora for queries in corpus.sets if role in (None, queries.role)]
 
 
-def queries_of(watched: Sequence[Watched]) -> dict[str, Mapping[str, str]]:
+def queries_of(eval_corpora: Sequence[EvalCorpus]) -> dict[str, Mapping[str, str]]:
     """Return role and name -> query id -> text."""
-    return {f"{part.role} {part.name}": part.queries for _, part in sets_of(watched)}
+    return {f"{part.role} {part.name}": part.queries for _, part in sets_of(eval_corpora)}
 
 
-def warnings_of(watched: Sequence[Watched]) -> list[str]:
+def warnings_of(eval_corpora: Sequence[EvalCorpus]) -> list[str]:
     """Return the warnings of dev and guard about their ids."""
-    return [f"{each.name}/{line}" for each in watched for line in each.warnings]
+    return [f"{each.name}/{line}" for each in eval_corpora for line in each.warnings]
 
 
 class DevEvaluator(BaseEvaluator):
@@ -159,7 +159,7 @@ class DevEvaluator(BaseEvaluator):
     BEIR(short)). The `SequentialEvaluator` of sentence-transformers returns the last score, not the mean.
     """
 
-    def __init__(self, dev: Sequence[Watched], min_relevant_grade: float = MIN_RELEVANT_GRADE) -> None:
+    def __init__(self, dev: Sequence[EvalCorpus], min_relevant_grade: float = MIN_RELEVANT_GRADE) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.dev, self.min_relevant_grade = tuple(dev), min_relevant_grade
         self.primary_metric = f"dev_{PRIMARY_METRIC}"
@@ -178,10 +178,12 @@ class DevEvaluator(BaseEvaluator):
         return {f"dev_{metric}": value for metric, value in every.items()}
 
 
-def dev_evaluator(config: TrainConfig, model: SentenceTransformer, watched: Sequence[Watched]) -> DevEvaluator | None:
+def dev_evaluator(
+    config: TrainConfig, model: SentenceTransformer, eval_corpora: Sequence[EvalCorpus]
+) -> DevEvaluator | None:
     """Return the evaluator of graded nDCG@10 on dev, over judged documents and BM25 hits; None if there is none."""
-    dev = sets_of(watched, "dev")
-    if watched and (config.evaluations_per_epoch or config.merge is not None):  # the merge searches too
+    dev = sets_of(eval_corpora, "dev")
+    if eval_corpora and (config.evaluations_per_epoch or config.merge is not None):  # the merge searches too
         prompt_for(model, "query")  # reports a missing prompt
     if config.evaluations_per_epoch == 0 or not dev:
         return None

@@ -98,7 +98,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         if config.merge is not None:
             weights = config.merge.weights
             between = SEARCHED_WEIGHTS - 1 if weights is None else len({*weights} - {0.0, 1.0})
-            texts += sum(corpus.encoded_for(between) for corpus in inputs.watched)
+            texts += sum(corpus.encoded_for(between) for corpus in inputs.eval_corpora)
         sample = pairs.texts("document", documents[:: -(-len(documents) // TEXTS_TIMED)])
         started = time.perf_counter()
         encode_texts(model, sample, "document")

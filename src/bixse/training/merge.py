@@ -21,7 +21,7 @@ from bixse.rendering.table import Cell, Table, format_number
 from bixse.results import MergePoint, too_few
 from bixse.search.store import EmbeddingStore
 from bixse.training.config import TOLERANCE
-from bixse.training.dev_evaluation import Role, Scores, Watched, search, sets_of
+from bixse.training.dev_evaluation import EvalCorpus, Role, Scores, search, sets_of
 from bixse.training.distributed import is_main_process, raise_together, rank, world_size
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def set_best_weights(
     base: Weights,
     tuned: Weights,
     weights: Sequence[float] | None,
-    watched: Sequence[Watched],
+    eval_corpora: Sequence[EvalCorpus],
     tolerance: float = TOLERANCE,
     progress: bool = False,
 ) -> MergeResult:
@@ -225,7 +225,7 @@ def set_best_weights(
         interpolate(model, base, tuned, weight)
         return model
 
-    if not watched:
+    if not eval_corpora:
         weight = weights[0] if weights else HALF
         at(weight)
         return MergeResult(weight, [], [], tolerance)
@@ -233,13 +233,13 @@ def set_best_weights(
     cache = "none" if is_sharded(model) or has_lora(model) else None
     # processes of a sharded encoder search with every weight together
     mine = slice(None) if is_sharded(model) else slice(rank(), None, world_size())
-    searches = _Searches(at, watched, cache, mine, progress and is_main_process())
-    ends = searches([0.0, 1.0], [corpus.searched for corpus in watched])
-    pools = [corpus.pool([ends[0.0, number], ends[1.0, number]]) for number, corpus in enumerate(watched)]
-    roles = {queries.name: queries.role for _, queries in sets_of(watched)}
-    at_ends = _scores(watched, ends, pools)
+    searches = _Searches(at, eval_corpora, cache, mine, progress and is_main_process())
+    ends = searches([0.0, 1.0], [corpus.searched for corpus in eval_corpora])
+    pools = [corpus.pool([ends[0.0, number], ends[1.0, number]]) for number, corpus in enumerate(eval_corpora)]
+    roles = {queries.name: queries.role for _, queries in sets_of(eval_corpora)}
+    at_ends = _scores(eval_corpora, ends, pools)
     scores, choice = _chosen(
-        at_ends, lambda several: _scores(watched, searches(several, pools), pools), roles, weights, tolerance
+        at_ends, lambda several: _scores(eval_corpora, searches(several, pools), pools), roles, weights, tolerance
     )
     # the candidates of every run would fill the disk; an interrupted merge reads its own when it is continued
     for weight in scores.keys() - {0.0, choice.weight, 1.0}:
@@ -254,7 +254,7 @@ def set_best_weights(
         candidates=len(set(weights or list(scores)[1:])),
         documents={
             queries.name: (len(pools[number]), len(corpus.corpus))
-            for number, corpus in enumerate(watched)
+            for number, corpus in enumerate(eval_corpora)
             for queries in corpus.sets
         },
         undecided=choice.undecided,
@@ -267,7 +267,7 @@ class _Searches:
     """The searches of every dev and guard collection with the encoder at some weights, shared by the processes."""
 
     at: AtWeight
-    watched: Sequence[Watched]
+    eval_corpora: Sequence[EvalCorpus]
     cache: str | None
     mine: slice
     """The part of the searches that this process does."""
@@ -275,21 +275,23 @@ class _Searches:
 
     def __call__(self, weights: Sequence[float], texts: Sequence[Mapping[str, str]]) -> Runs:
         """Search the `texts` of each collection with each weight."""
-        mine = [(weight, number) for weight in weights for number in range(len(self.watched))][self.mine]
+        mine = [(weight, number) for weight in weights for number in range(len(self.eval_corpora))][self.mine]
         names = ", ".join(f"{weight:g}" for weight in weights)
         bar = Progress(f"merge: weight {names}", len(mine)) if self.progress and mine else lambda done: None
         runs = {}
         with raise_together():
             for weight, number in mine:
-                runs[weight, number] = search(self.at(weight), texts[number], self.watched[number].sets, self.cache)
+                runs[weight, number] = search(
+                    self.at(weight), texts[number], self.eval_corpora[number].sets, self.cache
+                )
                 bar(1)
         return {task: run for part in gather_object([runs]) for task, run in part.items()}
 
 
-def _scores(watched: Sequence[Watched], runs: Runs, pools: Sequence[Mapping[str, str]]) -> dict[float, Scores]:
+def _scores(eval_corpora: Sequence[EvalCorpus], runs: Runs, pools: Sequence[Mapping[str, str]]) -> dict[float, Scores]:
     scores: dict[float, Scores] = {}
     for weight, number in sorted(runs):  # the processes give them in another order
-        scores.setdefault(weight, {}).update(watched[number].scores(runs[weight, number], pools[number]))
+        scores.setdefault(weight, {}).update(eval_corpora[number].scores(runs[weight, number], pools[number]))
     return scores
 
 

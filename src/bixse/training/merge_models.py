@@ -32,7 +32,7 @@ from bixse.training.merge_config import MergeModelsConfig, with_settings_of_run
 from bixse.training.sources import (
     Sources,
     given_collections,
-    load_watched,
+    load_eval_corpora,
     model_source,
     read_pairs,
     split_hashes,
@@ -152,10 +152,10 @@ def merge_into(
     """
     names, folder = config.models, Path(out)
     models, source, splits = given or Sources(names, paths_in(config.pairs), splits_of(config))
-    watched = load_watched(splits, config.documents)
+    eval_corpora = load_eval_corpora(splits, config.documents)
     graded, _, inputs = read_pairs(source) if len(source) else (None, "", {})
-    warnings = warnings_of(watched)
-    warnings += check_not_trained_on(queries_of(watched), graded.queries if graded else [], allowed=True)
+    warnings = warnings_of(eval_corpora)
+    warnings += check_not_trained_on(queries_of(eval_corpora), graded.queries if graded else [], allowed=True)
     for number, model in enumerate(models):
         inputs |= {f"{number}/{name}": value for name, value in model_hashes(model).items()}
     inputs |= split_hashes(splits)
@@ -173,7 +173,7 @@ def merge_into(
         else:
             tuned = mean_weights(states[1:])
             tolerance = config.guard_tolerance
-            result = set_best_weights(base, states[0], tuned, config.candidates, watched, tolerance, progress)
+            result = set_best_weights(base, states[0], tuned, config.candidates, eval_corpora, tolerance, progress)
         warnings += result.warnings()
         # at the ends of the line between two models nothing was mixed
         is_line = len(models) == 2 and config.tuned_share == 1 and not result.given

@@ -48,7 +48,7 @@ from bixse.training.config import (
     TUNED_FOLDER,
     TrainConfig,
 )
-from bixse.training.dev_evaluation import DevEvaluator, Watched, dev_evaluator, queries_of, warnings_of
+from bixse.training.dev_evaluation import DevEvaluator, EvalCorpus, dev_evaluator, queries_of, warnings_of
 from bixse.training.distributed import (
     PATIENCE,
     RunGuard,
@@ -124,7 +124,7 @@ class Inputs(NamedTuple):
     where: str
     """Name of the pairs in messages."""
     instructions: Instructions | None
-    watched: list[Watched]
+    eval_corpora: list[EvalCorpus]
     """Dev and guard; empty without dev."""
     record: Run
 
@@ -158,7 +158,7 @@ def run_training(config: TrainConfig, inputs: Inputs, guard: RunGuard, title: st
     targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
     merged, head = None, trainer.loss.trained_head(sum(targets) / len(targets) if targets else None)
     if base is not None:
-        merged, head = _merge_tuned(config, out, trainer, base, inputs.watched, head, title is not None)
+        merged, head = _merge_tuned(config, out, trainer, base, inputs.eval_corpora, head, title is not None)
         warnings += merged.warnings()
     result = TrainResult(
         model_path=out / MODEL_FOLDER,
@@ -180,17 +180,17 @@ def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     loss = make_loss(config, inputs.model, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
     standardised = _standardise_bare(config, model, pairs)
-    warnings = warnings_of(inputs.watched)
+    warnings = warnings_of(inputs.eval_corpora)
     if config.standardise is not None and standardised is None:
         warnings.append(
             f"standardise: got the sentence-transformers model {config.model}; expected a bare backbone; its "
             "embeddings stay as they are; fix: leave it out"
         )
-    warnings += checks.check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
+    warnings += checks.check_not_trained_on(queries_of(inputs.eval_corpora), pairs.queries, config.allow_shared_queries)
     warnings += checks.check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += checks.check_max_length(model)
     warnings += check_lengths(model, pairs, checks.prompts_before(model, pairs))
-    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, standardised)
+    return Parts(loss, dev_evaluator(config, model, inputs.eval_corpora), warnings, standardised)
 
 
 def make_loss(config: TrainConfig, source: str | SentenceTransformer, table: Instructions | None = None) -> GradedLoss:
@@ -336,7 +336,7 @@ def _check_trackers(names: Sequence[str]) -> None:
 @raise_together()
 def _weights_to_merge_with(config: TrainConfig, inputs: Inputs, trainer: GradedTrainer) -> Weights | None:
     """Return the weights before training if w can be chosen on dev or is given, else None."""
-    if config.merge is None or (not inputs.watched and config.merge.weights is None):
+    if config.merge is None or (not inputs.eval_corpora and config.merge.weights is None):
         return None
     return trained_weights(trainer.loss.model)
 
@@ -394,7 +394,7 @@ def _merge_tuned(
     out: Path,
     trainer: GradedTrainer,
     base: Weights,
-    watched: Sequence[Watched],
+    eval_corpora: Sequence[EvalCorpus],
     head: RelevanceHead | None,
     progress: bool,
 ) -> tuple[MergeResult, RelevanceHead | None]:
@@ -413,7 +413,7 @@ def _merge_tuned(
     # a saved model loads with sdpa: eager attention, which trains faster, rounds differently and is slow on long texts
     switch_attention(model, None)
     tuned = trained_weights(model)
-    merged = set_best_weights(model, base, tuned, settings.weights, watched, config.guard_tolerance, progress)
+    merged = set_best_weights(model, base, tuned, settings.weights, eval_corpora, config.guard_tolerance, progress)
     if head is not None and merged.weight < 1:
         with raise_together():
             head = refitted_head(trainer, head, trainer.loss.dimensions)

@@ -17,7 +17,7 @@ from bixse.encoders.loading.build import IN_MEMORY
 from bixse.errors import InputError
 from bixse.files.files import hash_files
 from bixse.settings import paths_in
-from bixse.training.dev_evaluation import Watched, WatchedQueries
+from bixse.training.dev_evaluation import EvalCorpus, EvalQueries
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pairs
@@ -111,7 +111,7 @@ def splits_of(config: TrainConfig | MergeModelsConfig, given: Sequence[Path | Ju
     return [Split(source, *part) for source, part in zip(given or [*dev, *guard], parts, strict=True)]
 
 
-def load_watched(splits: Sequence[Split], documents: int | None) -> list[Watched]:
+def load_eval_corpora(splits: Sequence[Split], documents: int | None) -> list[EvalCorpus]:
     """Read and check collections; each weight searches `documents` documents.
 
     Splits of one folder share its corpus.
@@ -127,9 +127,9 @@ def load_watched(splits: Sequence[Split], documents: int | None) -> list[Watched
             collection: JudgedCorpus = load_collection(source, list(dict.fromkeys(each.split for _, each in several)))
         else:
             collection = joined_collection(source, dict.fromkeys(source.qrels, Path(source.name)))
-        sets = [WatchedQueries(n, collection.queries, collection.qrels[each.split], each.role) for n, each in several]
+        sets = [EvalQueries(n, collection.queries, collection.qrels[each.split], each.role) for n, each in several]
         texts = {name: document.content for name, document in collection.corpus.items()}
-        loaded.append(Watched(collection.name, texts, tuple(sets), documents, collection.warnings))
+        loaded.append(EvalCorpus(collection.name, texts, tuple(sets), documents, collection.warnings))
     return loaded
 
 

@@ -23,7 +23,7 @@ from bixse.training.recipe import Inputs, TrainResult, run_training
 from bixse.training.sources import (
     Sources,
     given_collections,
-    load_watched,
+    load_eval_corpora,
     model_source,
     read_pairs,
     split_hashes,
@@ -168,5 +168,5 @@ def open_training(config: TrainConfig, out: Path, given: Sources | None = None) 
     if table is not None:
         hashes["instructions"] = table.content_hash()
     record = open_run(out, "train", config.identity(), hashes, paths)
-    watched = load_watched(splits, config.merge.documents if config.merge is not None else None)
-    return Inputs(model, pairs, where, table, watched, record)
+    eval_corpora = load_eval_corpora(splits, config.merge.documents if config.merge is not None else None)
+    return Inputs(model, pairs, where, table, eval_corpora, record)
