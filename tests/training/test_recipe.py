@@ -11,6 +11,7 @@ from sentence_transformers.base.modules import Router
 from bixse.cli.main import main
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
+from bixse.data.run import LAST_VERSION
 from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import RelevanceModel
@@ -246,6 +247,22 @@ def test_a_decoder_is_standardised_before_it_is_trained_merged_and_resumed(
     mapped = trained[2].linear(torch.from_numpy(base.encode(texts))).detach().numpy()
     # the base of a merge is the standardised model: weight 0 gives it back
     assert np.allclose(plain, mapped, atol=1e-5) == (merge is not None)
+
+
+def test_a_decoder_is_standardised_unless_a_setting_says_otherwise(
+    run_config, decoder_path, train_interrupted, tmp_path
+):
+    config = run_config(decoder_path("llama"), dev=None, train_max_length=8, merge=None)
+    train_interrupted(config.model_copy(update={"standardise": "none"}), tmp_path / "none", 3)
+    train_interrupted(config, tmp_path / "null", 3)
+    figures = train_into(config, tmp_path / "null", progress=False).standardised
+    assert abs(figures.cosine_after) < figures.cosine_before
+    # the record and the checkpoints of a run that an earlier version began with null, which was no map then
+    record = json.loads((tmp_path / "none" / "run.json").read_bytes())
+    del record["config"]["standardise"]
+    (tmp_path / "none" / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(TrainingError, match=LAST_VERSION):
+        train_into(config, tmp_path / "none", progress=False)
 
 
 def test_a_model_with_modules_of_its_own_is_not_standardised(train_toy):

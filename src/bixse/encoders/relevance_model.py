@@ -34,6 +34,8 @@ class RelevanceModel(SentenceTransformer):
 
     backbone_files: dict[str, Any] | None = None
     """Arguments of `from_pretrained` to read a bare backbone again, pooled by sentence-transformers; else None."""
+    was_decoder = False
+    """True for a bare decoder that was made an encoder in this process."""
     native_max_length: int | None = None
     """Tokens per text that the model read before another limit was set; else None."""
 

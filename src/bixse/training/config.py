@@ -176,10 +176,10 @@ class TrainConfig(Settings):
     pooling: PoolingMode | None = None
     """Pooling of a bare backbone: mean, cls (the first token) or cls-head (the first token and ModernBERT's head). Null
     takes cls-head if the checkpoint has the head, else mean. A sentence-transformers model keeps its pooling."""
-    standardise: Standardise | None = None
+    standardise: Literal["none", Standardise] | None = None
     """Map of a bare backbone's embeddings before training, measured on 1,000 training texts and saved with the model:
-    "mean" subtracts their mean, "mean-and-deviation" also divides each dimension by its deviation. Null maps nothing.
-    Embeddings of a sentence-transformers model are not mapped."""
+    "mean" subtracts their mean, "mean-and-deviation" also divides each dimension by its deviation. Null takes
+    mean-and-deviation for a bare decoder, else none. Embeddings of a sentence-transformers model are not mapped."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights. `lora: {}` takes the defaults; null trains all weights."""
     loss: Annotated[str, Flag(metavar="LOSS")] = "bixse"

@@ -181,7 +181,7 @@ def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
     standardised = _standardise_bare(config, model, pairs)
     warnings = warnings_of(inputs.eval_corpora)
-    if config.standardise is not None and standardised is None:
+    if config.standardise not in (None, "none") and standardised is None:
         warnings.append(
             f"standardise: got the sentence-transformers model {config.model}; expected a bare backbone; its "
             "embeddings stay as they are; fix: leave it out"
@@ -222,7 +222,8 @@ def make_loss(config: TrainConfig, source: str | SentenceTransformer, table: Ins
 @torch.no_grad()
 def _standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: Pairs) -> Standardised | None:
     """Append the map `config.standardise` to a bare backbone, measured on texts as training reads them."""
-    if config.standardise is None or model.backbone_files is None:
+    kind = config.standardise or ("mean-and-deviation" if model.was_decoder else "none")
+    if kind == "none" or model.backbone_files is None:
         return None
     optimizer, was_training = config.optimizer, model.training
     groups = GroupDataset(pairs, optimizer.documents_per_query, config.seed)
@@ -240,7 +241,7 @@ def _standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: Pairs) 
         if len(vectors) >= TEXTS_MEASURED:
             break
     model.train(was_training)
-    return standardise(model, torch.stack(vectors), config.standardise)
+    return standardise(model, torch.stack(vectors), kind)
 
 
 @raise_together()

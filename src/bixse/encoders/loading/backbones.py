@@ -71,8 +71,11 @@ def switch_attention(model: SentenceTransformer, implementation: str | None) -> 
         backbone.set_attn_implementation(implementation or backbone.get_correct_attn_implementation(None))
 
 
-def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirectional: bool | None) -> None:
-    """Make a bare decoder an encoder and set its attention; check the attention that is kept."""
+def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirectional: bool | None) -> bool:
+    """Make a bare decoder an encoder and set its attention; check the attention that is kept.
+
+    Return True for a bare decoder.
+    """
     decoder = bare and not all(sees_whole_text(part) for part in backbones(model))
     if decoder:
         prepare_decoder(model)
@@ -82,6 +85,7 @@ def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirection
         check_attention(model, name)
     if decoder:
         check_padding(model, name)
+    return decoder
 
 
 def sees_whole_text(part: Any) -> bool:

@@ -100,7 +100,7 @@ def build_encoder(
     longest = keep_within_positions(model)
     with quiet_loading():
         pool_backbone(model, model.backbone_files, name, pooling)
-    set_attention(model, name, model.backbone_files is not None, bidirectional)
+    model.was_decoder = set_attention(model, name, model.backbone_files is not None, bidirectional)
     _check_is_encoder(model, name)
     return _limited(model, name, longest, max_length, dimensions)
 
