@@ -329,7 +329,9 @@ def _json_rows(
         if not isinstance(row, dict):
             errors.add(number, None, shorten(row), "a JSON object", "write {...} with its keys")
             continue
-        errors.columns |= dict.fromkeys(row if len(errors.columns) < COLUMNS_NAMED else looked_for.keys() & row.keys())
+        if not row.keys() <= errors.columns.keys():  # a million rows mostly name the same columns
+            known = len(errors.columns)
+            errors.columns |= dict.fromkeys(row if known < COLUMNS_NAMED else looked_for.keys() & row.keys())
         if has_other_names:
             row |= {column.name: row[name] for column in columns if (name := _name_in(column, row)) is not None}
         if not needed <= row.keys():
