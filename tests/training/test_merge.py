@@ -467,7 +467,8 @@ class TestTraining:
         base = dict(build_encoder(path).named_parameters())
         ends = dict(build_encoder(tuned.model_path).named_parameters())
         for name, value in build_encoder(merged.model_path).named_parameters():
-            torch.testing.assert_close(value, (base[name] + ends[name]) / 2, rtol=1e-4, atol=1e-6)
+            start = base.get(name, ends[name])  # the map of `standardise` is no part of the bare decoder
+            torch.testing.assert_close(value, (start + ends[name]) / 2, rtol=1e-4, atol=1e-6)
         whole, adapters = (load_relevance_model(tmp_path / "merged" / part) for part in ("model", "adapter"))
         texts = ["copy the file", "move a folder"]
         np.testing.assert_allclose(whole.encode(texts), adapters.encode(texts), atol=1e-4)
@@ -480,6 +481,15 @@ class TestModelsThatExist:
         folder, short = tmp_path_factory.mktemp("tuned"), {"num_train_epochs": 1}
         configs = [run_config(dev=None, merge=None, seed=seed, optimizer=short) for seed in (0, 1)]
         return [train_into(config, folder / str(config.seed), progress=False).model_path for config in configs]
+
+    def test_a_bare_decoder_gets_the_map_of_the_model_that_was_trained_from_it(self, decoder_path, tmp_path, train_toy):
+        path, texts = decoder_path("llama"), ["copy the file", "move a folder"]
+        tuned = train_toy(model=path, dev=None, merge=None, optimizer={"max_steps": 2}).model_path
+        ends = [merged([path, tuned], tmp_path / str(w), weights=[1 - w, w]).model_path for w in (0.0, 1.0)]
+        base, trained, *mixed = (build_encoder(folder, device="cpu") for folder in (path, tuned, *ends))
+        base.append(trained[-1])
+        for model, mix in zip((base, trained), mixed, strict=True):
+            np.testing.assert_allclose(mix.encode(texts), model.encode(texts), atol=1e-5)
 
     def test_given_weights(self, tiny_model_path, tuned, tmp_path):
         first = merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75])

@@ -17,6 +17,7 @@ from bixse.data.pairs_files import paths_or_pairs
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead, at_lengths
 from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes
+from bixse.encoders.loading.standardise import take_map
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import Weights, mean_weights, trained_weights
 from bixse.errors import ModelError
@@ -195,9 +196,11 @@ def _weights_and_heads(
 ) -> tuple[list[Weights], list[dict[int | None, RelevanceHead]]]:
     """Return weights and heads of each model; the base gets the prompts of the tuned models."""
     names, heads = config.models, [base.heads]
-    states: list[Weights] = [trained_weights(base)]
+    states: list[Weights] = []
     for number, name in enumerate(names[1:]):
         other = build_encoder(models[number + 1], trust_remote_code=config.trust_remote_code)
+        if number == 0 and base.backbone_files is not None:
+            take_map(base, other)  # training had standardised the bare backbone
         check_same_kind(base, other, (names[0], name))
         if number == 0:  # tuned weights expect the prompts that they were trained with
             base.instructions, base.prompts = other.instructions, other.prompts
@@ -209,6 +212,7 @@ def _weights_and_heads(
             )
         states.append(trained_weights(other))
         heads.append(other.heads)
+    states.insert(0, trained_weights(base))
     if config.tuned_share < 1:  # w of the training's merge: base + (merged - base) / w
         states[1] = {n: torch.lerp(states[0][n], part, 1 / config.tuned_share) for n, part in states[1].items()}
     return states, heads

@@ -22,7 +22,7 @@ from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.backbones import switch_attention
 from bixse.encoders.loading.build import build_encoder, check_dimensions, quiet_loading
 from bixse.encoders.loading.precision import autocast, default_device
-from bixse.encoders.loading.standardise import TEXTS_MEASURED, Standardised, standardise
+from bixse.encoders.loading.standardise import TEXTS_MEASURED, Standardise, Standardised, standardise
 from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
 from bixse.encoders.weights import (
     Weights,
@@ -222,8 +222,9 @@ def make_loss(config: TrainConfig, source: str | SentenceTransformer, table: Ins
 @torch.no_grad()
 def _standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: Pairs) -> Standardised | None:
     """Append the map `config.standardise` to a bare backbone, measured on texts as training reads them."""
-    kind = config.standardise or ("mean-and-deviation" if model.was_decoder else "none")
-    if kind == "none" or model.backbone_files is None:
+    default: Standardise | None = "mean-and-deviation" if model.was_decoder else None
+    statistics = config.standardise or default
+    if statistics is None or statistics == "none" or model.backbone_files is None:
         return None
     optimizer, was_training = config.optimizer, model.training
     groups = GroupDataset(pairs, optimizer.documents_per_query, config.seed)
@@ -241,7 +242,7 @@ def _standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: Pairs) 
         if len(vectors) >= TEXTS_MEASURED:
             break
     model.train(was_training)
-    return standardise(model, torch.stack(vectors), kind)
+    return standardise(model, torch.stack(vectors), statistics)
 
 
 @raise_together()

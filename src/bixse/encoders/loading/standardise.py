@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -52,6 +53,17 @@ def standardise(model: SentenceTransformer, vectors: Tensor, kind: Standardise) 
     after = dense.requires_grad_(False).linear(vectors)
     model.append(dense.to(model.dtype))
     return Standardised(len(vectors), float(mean.norm()), _mean_cosine(vectors), _mean_cosine(after))
+
+
+def take_map(base: SentenceTransformer, tuned: SentenceTransformer) -> None:
+    """Append the map of a tuned model to the bare backbone that it was trained from; without a map nothing changes."""
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    *_, last = tuned
+    if len(tuned) != len(base) + 1 or not isinstance(last, Dense):
+        return
+    if last.linear.weight.count_nonzero() == len(last.linear.weight):  # diagonal, as `standardise` made it
+        base.append(copy.deepcopy(last).to(device=base.device, dtype=base.dtype))
 
 
 def _mean_cosine(vectors: Tensor) -> float:
