@@ -1,7 +1,7 @@
 """Write the queues of on_gpu.py, and print the tables of its runs.
 
     python docs/studies/decoder/queues.py queue sweep|final|large-rates|large [--runs RUNS]
-    python docs/studies/decoder/queues.py table RUNS
+    python docs/studies/decoder/queues.py table|rows RUNS
 
 `final` and `large` read the runs of the sweep on dev, which choose rate and scale of each loss and map.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import astuple, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,17 +151,29 @@ def table(runs: Path) -> Iterator[str]:
             yield "| " + " | ".join([*map(str, key), *figures, *gaps, *seen, f"{row['train_s']:.1f}"]) + " |"
 
 
+def rows(runs: Path) -> Iterator[str]:
+    """Yield a CSV line per run: its fields, the mean nDCG@10 of each measured set, and the last cosines."""
+    names = [field.name for field in fields(Arm)]
+    yield ",".join([*names, "set", "ndcg@10", "relevant", "irrelevant"])
+    for arm, row in finished(runs):
+        last = row["log"][-1] if row["log"] else {"relevant": "", "irrelevant": ""}
+        for name, value in row["ndcg"].items():
+            yield ",".join(map(str, [*astuple(arm), name, value, last["relevant"], last["irrelevant"]]))
+
+
 def main() -> None:
-    """Print a queue or the tables."""
+    """Print a queue, the tables, or a row per run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     of_queue = commands.add_parser("queue")
     of_queue.add_argument("name", choices=("sweep", "final", "large-rates", "large"))
     of_queue.add_argument("--runs", type=Path)
-    commands.add_parser("table").add_argument("runs", type=Path)
+    prints = {"table": table, "rows": rows}
+    for name in prints:
+        commands.add_parser(name).add_argument("runs", type=Path)
     args = parser.parse_args()
-    if args.command == "table":
-        print("\n".join(table(args.runs)))
+    if args.command in prints:
+        print("\n".join(prints[args.command](args.runs)))
         return
     chosen = Chosen(args.runs)
     queues = {"sweep": lambda _: sweep(), "final": final, "large-rates": large_rates, "large": large}
