@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import threading
 from collections.abc import Sequence
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from bixse.rendering.schema import MergeCurve, TrainingCurve
 
 
-LONGEST_CURVE = 1000
-"""Maximum number of points of a curve, as a long log is drawn again for every new line; plots thin it further."""
 PANELS = {
     "loss": ("Training loss", "loss"),
     "dev": ("nDCG@10", "eval_dev_ndcg@10"),
@@ -59,10 +56,10 @@ class TrainRun:
         self._drawn: tuple[str, dict[str, Plot]] = ("", {})
 
     def _begin(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        """The lines of the log that have a step."""
         self.last: dict[str, Any] = {}
         """Field -> newest value."""
-        self.logged: dict[str, list[tuple[int, float]]] = {}
-        """Field -> steps and finite values, in the order of the log."""
         self._read = 0
 
     @property
@@ -83,19 +80,14 @@ class TrainRun:
             with path.open("rb") as file:
                 file.seek(self._read)
                 for line in file:
-                    if line.endswith(b"\n"):
-                        self._read += len(line)
-                        with suppress(ValueError):
-                            self._take(json.loads(line))
-
-    def _take(self, entry: Any) -> None:
-        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-            return
-        for name, value in entry.items():
-            if value is not None:
-                self.last[name] = value
-            if isinstance(value, int | float) and math.isfinite(value):
-                self.logged.setdefault(name, []).append((entry["step"], value))
+                    if not line.endswith(b"\n"):
+                        return
+                    self._read += len(line)
+                    with suppress(ValueError):
+                        entry = json.loads(line)
+                        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+                            self.entries.append(entry)
+                            self.last |= {name: value for name, value in entry.items() if value is not None}
 
     @property
     def record(self) -> dict[str, Any]:
@@ -106,18 +98,11 @@ class TrainRun:
             return {}
 
     def curve(self) -> TrainingCurve:
-        """The log as a curve; points of a long log are replaced by the means of neighbours."""
-        from bixse.rendering.schema import TrainingCurve
+        """The log as a curve."""
+        from bixse.rendering.schema import training_curve
 
         self.look()
-        thinned = {}
-        for name, logged in list(self.logged.items()):
-            points = np.array(logged, dtype=np.float64)
-            if len(points) > LONGEST_CURVE:
-                points = np.array([part.mean(axis=0) for part in np.array_split(points, LONGEST_CURVE)])
-            thinned[name] = [(round(step), value) for step, value in points.tolist()]
-        best_step = (self.record.get("results") or {}).get("best_step")
-        return TrainingCurve(system=self.name, logged=thinned, best_step=best_step)
+        return training_curve(self.name, self.entries, (self.record.get("results") or {}).get("best_step"))
 
     def merge_curve(self) -> MergeCurve | None:
         """The scores of the tried merge weights; None if the model was not merged."""
@@ -147,7 +132,7 @@ class TrainRun:
 def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The current state of the run's files."""
     run = workspace.once(TrainRun)
-    run.look()
+    dev = run.curve().logged.get("eval_dev_ndcg@10", [])
     record, last = run.record, run.last
     results, status = record.get("results") or {}, record.get("status", "running")
     optimizer = (record.get("config") or {}).get("optimizer") or {}
@@ -161,7 +146,7 @@ def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "share": last.get("step", 0) / steps if steps else (last.get("epoch", 0.0) / epochs if epochs else None),
         "figures": {title: last[field] for title, field in FIGURES.items() if field in last},
         "panels": panels,
-        "dev": run.logged.get("eval_dev_ndcg@10", []),
+        "dev": dev,
         "command": shlex.join(["tail", "-f", str(workspace.run / LOG_FILE)]),
     }
 
