@@ -6,7 +6,8 @@ import difflib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -68,6 +69,27 @@ class InputError(BixseError):
     """The values that would be valid."""
     fix = _fact("fix")
     """The advice to the user."""
+
+
+@contextmanager
+def needs_extra(extra: str, purpose: str) -> Iterator[None]:
+    """Turn the error of an import into an InputError with the extra of bixse that installs the package."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").startswith("bixse"):
+            raise
+        raise InputError(
+            f"{error.name}: got no usable package ({error}); expected it for {purpose}; fix: pip install "
+            f"'bixse[{extra}]'"
+        ) from error
+
+
+def check_known(what: str, word: object, known: Iterable[str], otherwise: str = "choose a known word") -> None:
+    """Refuse, by an InputError with the closest known word, a word that is not known; `what` names the setting."""
+    if word not in (names := list(known)):
+        fix = did_you_mean(str(word), names, otherwise)
+        raise InputError(f"{what}: got {shorten(word)}; expected one of {', '.join(names) or 'none'}; fix: {fix}")
 
 
 class ConfigError(InputError):

@@ -18,7 +18,7 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from bixse.engine import THREAD_VARIABLES, Ended, Engine, Job, Result, Shard, attempt, environment, spread
-from bixse.errors import InputError
+from bixse.errors import InputError, needs_extra
 from bixse.machine import cores
 
 if TYPE_CHECKING:
@@ -53,13 +53,8 @@ class RayEngine(Engine):
             raise InputError(
                 f"address: got {address}; expected auto or HOST:PORT; fix: start it on a machine of the cluster"
             )
-        try:
-            with environment(HERE if address is None else {}):
-                self._ray: Any = import_module("ray")
-        except ImportError as error:
-            raise InputError(
-                f"engine ray: got no package {error.name}; expected Ray; fix: pip install 'bixse[ray]'"
-            ) from error
+        with needs_extra("ray", "engine ray"), environment(HERE if address is None else {}):
+            self._ray: Any = import_module("ray")
         self.address, self.here = address, False
         if address is not None:
             self.processes = processes or 0  # 0: as many as fit the cluster, which is not known yet

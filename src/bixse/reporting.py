@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from bixse.calibration.calibrate import Calibration
 from bixse.calibration.calibrate_files import CalibrateResult
 from bixse.data.run import finished_runs
-from bixse.errors import InputError, did_you_mean, first_fault
+from bixse.errors import InputError, check_known, first_fault
 from bixse.evaluation.compare_evaluations import Comparisons, compare
 from bixse.evaluation.evaluate import Evaluation
 from bixse.evaluation.gate import check_comparable, read_evaluation
@@ -107,10 +107,8 @@ def report(
     """
     given = _with_names(results)
     evaluations = {name: result for name, (result, _) in given.items() if isinstance(result, Evaluation)}
-    if baseline is not None and baseline not in evaluations:
-        names = ", ".join(evaluations) or "none"
-        hint = did_you_mean(baseline, evaluations, "name an evaluation")
-        raise InputError(f"baseline: got {baseline!r}; expected one of the evaluations ({names}); fix: {hint}")
+    if baseline is not None:
+        check_known("baseline", baseline, evaluations, "name an evaluation")
     evaluations = dict(sorted(evaluations.items(), key=lambda item: item[0] != baseline))  # stable: the order stays
     parts = [_fields(result, name) for name, (result, _) in given.items() if name not in evaluations]
     if evaluations:

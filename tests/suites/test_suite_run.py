@@ -58,7 +58,7 @@ def test_all_missing_data_is_listed_before_a_model_is_loaded(data, tmp_path):
     ("options", "message"),
     [
         ({"suite": "bier"}, "did you mean 'beir'"),
-        ({"tasks": ["FiQA"]}, "got 'FiQA'; expected one of beir: .*did you mean 'FiQA2018'"),
+        ({"tasks": ["FiQA"]}, "got 'FiQA'; expected one of .*did you mean 'FiQA2018'"),
         ({"data": None}, "suite beir: got no --data"),
         ({"systems": []}, "models: got none"),
         ({"systems": ["bm25", "bm25"]}, "'bm25' and 'bm25', which are the same checkpoint"),

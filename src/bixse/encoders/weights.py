@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bixse.encoders.loading.backbones import BidirectionalTransformer, backbones, switch_attention
 from bixse.encoders.loading.precision import default_device, resolve_precision
 from bixse.encoders.processes import local_part
-from bixse.errors import InputError, ModelError
+from bixse.errors import InputError, ModelError, needs_extra
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -108,12 +108,8 @@ def add_lora(
 
     Until `merge_lora`, a saved folder holds the adapters and the name of the base model.
     """
-    try:
+    with needs_extra("lora", "lora"):
         from peft import LoraConfig
-    except ImportError as error:
-        raise InputError(
-            "lora: got no package peft; expected it to be installed; fix: pip install 'bixse[lora]'"
-        ) from error
     if not backbones(model):
         raise ModelError(
             "lora: got a model without a transformer, such as static embeddings; expected one whose layers can have "

@@ -21,7 +21,7 @@ from bixse.encoders.head import load_heads, save_heads
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.build import quiet_loading
 from bixse.encoders.relevance_model import RelevanceModel
-from bixse.errors import InputError, ModelError, first_fault
+from bixse.errors import ModelError, first_fault, needs_extra
 from bixse.files.files import damage, file_hash, write_atomically
 
 if TYPE_CHECKING:
@@ -38,13 +38,9 @@ SAMPLES = ["one two", "one two three four five six"]
 def check_installed(to: str) -> None:
     """Raise InputError, with the name of the extra, if a package that a target needs is not installed."""
     extra, *packages = NEEDED.get(to, ("onnx", "onnxscript", "onnxruntime"))
-    try:
+    with needs_extra(extra, f"--to {to}"):
         for name in packages:
             import_module(name)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"{error.name}: got no such package; expected it for --to {to}; fix: pip install 'bixse[{extra}]'"
-        ) from error
 
 
 def inputs_of(model: RelevanceModel) -> list[str]:

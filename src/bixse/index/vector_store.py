@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import ValidationError
 
-from bixse.errors import InputError, first_fault, shorten
+from bixse.errors import InputError, first_fault, needs_extra, shorten
 from bixse.index.index_files import IndexFiles, Manifest, is_index, open_files
 
 if TYPE_CHECKING:
@@ -126,12 +126,8 @@ def connect(name: str) -> VectorStore:
             "digits, _, - and .); fix: lancedb:runs/lance/documents, or qdrant:http://localhost:6333/documents"
         )
     database, address, table = (part for part in form.groups() if part is not None)
-    try:
+    with needs_extra(database, name):
         store: VectorStore = resolve_name(CLASSES[database])(name, address, table)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"{name}: got no package {error.name}; expected it for {database}; fix: pip install 'bixse[{database}]'"
-        ) from error
     return store
 
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from bixse.encoders.loading.precision import Setting
 from bixse.engine import PlaceSettings
-from bixse.errors import SEEDS, InputError, did_you_mean
+from bixse.errors import SEEDS, InputError, check_known, did_you_mean
 from bixse.losses.catalogue import LOSSES
 from bixse.settings import Flag, Settings, read_settings
 from bixse.training.config import TrainConfig
@@ -240,10 +240,7 @@ def _presets() -> dict[str, dict[str, Any]]:
 
 def _preset(name: str, study: str) -> dict[str, Any]:
     presets = _presets()
-    if name not in presets:
-        raise InputError(
-            f"preset: got {name!r}; expected one of {', '.join(presets)}; fix: {did_you_mean(name, presets)}"
-        )
+    check_known("preset", name, presets)
     settings = presets[name]
     return merged(settings, settings.pop("studies", {}).get(study, {}))
 

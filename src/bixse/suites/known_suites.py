@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal, TypeAlias
 
-from bixse.errors import InputError, did_you_mean
-from bixse.results import LOCAL
+from bixse.errors import check_known
 
 SuiteEngine: TypeAlias = Literal["folders", "short", "trec-dl", "trec-dl-rerank", "mteb"]
 """The evaluator: bixse on collection folders (complete or cut short) or on TREC files, or mteb."""
@@ -63,11 +62,8 @@ class Suite:
 
 def suite_named(name: str) -> Suite:
     """Return a suite by its name. An unknown name raises InputError."""
-    if name in SUITES:
-        return SUITES[name]
-    raise InputError(
-        f"suite: got {name!r}; expected one of {', '.join((LOCAL, *SUITES))}; fix: {did_you_mean(name, SUITES)}"
-    )
+    check_known("suite", name, SUITES)
+    return SUITES[name]
 
 
 def _read_suites(tables: dict[str, dict[str, Any]]) -> dict[str, Suite]:

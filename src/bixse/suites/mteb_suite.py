@@ -27,7 +27,7 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.precision import autocast
-from bixse.errors import BixseError, InputError, did_you_mean
+from bixse.errors import BixseError, InputError, check_known
 from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
 from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY, PerQuery, evaluate_run
 from bixse.evaluation.systems import EncoderSystem, System, instructions_of
@@ -52,9 +52,7 @@ def benchmark_tasks(benchmark: str, names: Sequence[str] | None = None) -> list[
     """Return the tasks of an mteb benchmark, or the named ones. An unknown name raises InputError."""
     tasks = {task.metadata.name: task for task in mteb.get_benchmark(benchmark).tasks}
     for name in names or ():
-        if name not in tasks:
-            hint = did_you_mean(name, tasks, "choose some of its tasks")
-            raise InputError(f"task: got {name!r}; expected one of {benchmark}: {', '.join(tasks)}; fix: {hint}")
+        check_known(f"task of {benchmark}", name, tasks)
     return [task for name, task in tasks.items() if names is None or name in names]
 
 

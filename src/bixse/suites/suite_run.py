@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.corpus import files_of_split
 from bixse.data.draws import PASSAGES, QUERIES, cut_collection
 from bixse.data.run import open_run
-from bixse.errors import BixseError, InputError, did_you_mean
+from bixse.errors import BixseError, InputError, check_known, needs_extra
 from bixse.evaluation.compare_evaluations import Comparisons, check_distinct, compare_tasks, precision_of, shown_names
 from bixse.evaluation.evaluate import Evaluation, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
@@ -237,13 +237,8 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
 
 
 def _mteb_suite() -> ModuleType:
-    try:
+    with needs_extra("mteb", "this suite"):
         return import_module("bixse.suites.mteb_suite")
-    except ImportError as error:
-        raise InputError(
-            f"mteb: got no usable package ({error}); expected mteb, which runs this suite; fix: "
-            "pip install 'bixse[mteb]'"
-        ) from error
 
 
 def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
@@ -257,13 +252,9 @@ def _chosen_tasks(suite: Suite, data: Path, names: Sequence[str] | None) -> list
     tasks = (*suite.tasks, *suite.optional)
     if names is None:
         return [task for task in tasks if task in suite.tasks or _find(task, data) is not None]
-    known = {name for task in tasks for name in (task.name, task.group) if name is not None}
+    known = sorted({name for task in tasks for name in (task.name, task.group) if name is not None})
     for name in names:
-        if name not in known:
-            raise InputError(
-                f"task: got {name!r}; expected one of {suite.name}: {', '.join(sorted(known))}; "
-                f"fix: {did_you_mean(name, known)}"
-            )
+        check_known(f"task of {suite.name}", name, known)
     return [task for task in tasks if task.name in names or task.group in names]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.data.trec import read_qrels, read_run
-from bixse.errors import InputError, InvalidFileError, StorageError, did_you_mean, shorten
+from bixse.errors import InputError, InvalidFileError, StorageError, check_known, shorten
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.tasks import QuerySet, Task
 from bixse.files.files import file_hash, write_atomically
@@ -71,10 +71,7 @@ YEARS = {year: Year(year, **files) for year, files in TABLES["years"].items()}
 def chosen_years(names: Sequence[str] | None) -> list[Year]:
     """Return the named years, or all."""
     for name in names or ():
-        if name not in YEARS:
-            raise InputError(
-                f"task: got {name!r}; expected one of {', '.join(YEARS)}; fix: {did_you_mean(name, YEARS)}"
-            )
+        check_known("task", name, YEARS)
     return [YEARS[name] for name in (YEARS if names is None else dict.fromkeys(names))]
 
 

@@ -7,7 +7,7 @@ import sys
 import webbrowser
 
 from bixse.cli.verb import CommandResult, Options, Verb
-from bixse.errors import InputError
+from bixse.errors import needs_extra
 from bixse.ui.ui_settings import UiSettings
 
 
@@ -21,14 +21,8 @@ def has_screen() -> bool:
 
 def run(settings: UiSettings, options: Options) -> CommandResult:
     """Serve pages until Ctrl-C."""
-    try:
+    with needs_extra("ui", "serving pages"):
         from bixse.ui.serve import serve
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "krippendorff"):
-            raise
-        raise InputError(
-            f"bixse ui: got no package {error.name!r}; expected it for serving pages; fix: pip install 'bixse[ui]'"
-        ) from error
 
     # standard output is for the verb's result
     show = webbrowser.open if has_screen() and settings.is_local and not settings.no_browser else None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from bixse.errors import InputError, shorten
+from bixse.errors import InputError, needs_extra, shorten
 from bixse.judging.grade_settings import ServerSettings
 from bixse.judging.judge import NOTHING, Usage
 from bixse.judging.judges.dialects import Reply, parse_reply
@@ -39,13 +39,9 @@ from bixse.judging.judges.endpoints import (
 )
 from bixse.judging.spending import OverBudgetError, Spending, guessed_usage
 
-try:
+with needs_extra("grade", "asking servers"):
     import aiohttp
     from multidict import CIMultiDict
-except ImportError as error:
-    raise InputError(
-        "aiohttp: got no such package; expected it for asking servers; fix: pip install 'bixse[grade]'"
-    ) from error
 
 
 Item = TypeVar("Item")

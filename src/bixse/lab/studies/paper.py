@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.converting.transforms import KeepFrom, transformed
-from bixse.errors import IncompleteError, InputError, did_you_mean
+from bixse.errors import IncompleteError, InputError, check_known
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem, System
 from bixse.judging.open_judge import JudgeConfig, RankConfig
@@ -398,8 +398,5 @@ def describe_studies() -> str:
 
 def find_study(name: str) -> Study:
     """Return a study by its name. An unknown name raises InputError with the closest name."""
-    if name not in STUDIES:
-        raise InputError(
-            f"study: got {name!r}; expected one of {', '.join(STUDIES)}; fix: {did_you_mean(name, STUDIES)}"
-        )
+    check_known("study", name, STUDIES)
     return STUDIES[name]
