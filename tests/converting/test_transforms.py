@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
-from sklearn.metrics import roc_auc_score
 
-from bixse.converting.score_scale import ScoreMap, check_scores, map_scores, parse_score_map, summarise_scores
+from bixse.converting.score_scale import ScoreMap, check_scores, looks_like, map_scores, parse_score_map
 from bixse.converting.transforms import (
     Binarise,
     KeepFrom,
@@ -273,11 +272,10 @@ def test_rounding_errors_beyond_the_range_are_clipped():
         ([96.6875, 103.5], [83.1875, 90.5], "unknown"),  # of FlagEmbedding's own examples: not 0 to 100
         ([17.25, 9.0], [-0.59, 4.0], "logit"),
         ([500.0], [-500.0], "unknown"),
-        ([3.0], [3.0], "unknown"),
     ],
 )
 def test_scale_of_scores_is_recognised(positive, negative, looks):
-    assert summarise_scores(positive, negative).looks_like == looks
+    assert looks_like(np.array([*positive, *negative]))[0] == looks
 
 
 REFUSED = object()
@@ -301,16 +299,3 @@ def test_scores_without_grades_are_refused_and_strange_scores_warned_of(positive
             check_scores(*scores, score_map)
         return
     assert all(part in text for part, text in zip(warned, check_scores(*scores, score_map), strict=True))
-
-
-def test_summary_agrees_with_numpy_and_scikit_learn():
-    generator = np.random.default_rng(3)
-    positive, negative = generator.normal(2, 2, 300).round(1), generator.normal(0, 2, 700).round(1)  # with ties
-    scores = np.concatenate([positive, negative])
-    summary = summarise_scores(positive, negative)
-    assert (summary.count, summary.lowest, summary.highest) == (1000, scores.min(), scores.max())
-    assert summary.distinct == len(set(scores.tolist()))
-    assert summary.above == pytest.approx(roc_auc_score([1] * 300 + [0] * 700, scores))
-    assert summarise_scores([1.0], []).above is None
-    with pytest.raises(InputError):
-        summarise_scores([], [])

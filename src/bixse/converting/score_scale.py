@@ -80,41 +80,6 @@ def parse_score_map(text: str) -> ScoreMap:
     raise InputError(f"score map: got {shorten(text)}; expected {', '.join(MAPS)}; fix: {hint}")
 
 
-@dataclass(frozen=True)
-class ScoreSummary:
-    """The statistics of the scores of a file."""
-
-    count: int
-    lowest: float
-    highest: float
-    distinct: int
-    above: float | None
-    """Share of the (positive, negative) pairs of the file with the positive above, ties as half; None without both."""
-    looks_like: str
-    """One of "prob", "percent", "logit", "binary" and "unknown"."""
-    reason: str
-
-
-def summarise_scores(
-    positive: Sequence[float] | NDArray[Any], negative: Sequence[float] | NDArray[Any]
-) -> ScoreSummary:
-    """Describe the finite scores of a file, positives and others; the description decides nothing."""
-    high, low = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
-    scores = np.concatenate([high, low])
-    if not len(scores):
-        raise InputError("scores: got none; expected at least one; fix: check pos_scores and neg_scores")
-    looks_like, reason = _looks_like(scores)
-    return ScoreSummary(
-        count=len(scores),
-        lowest=float(scores.min()),
-        highest=float(scores.max()),
-        distinct=len(np.unique(scores)),
-        above=_share_above(high, low),
-        looks_like=looks_like,
-        reason=reason,
-    )
-
-
 def check_scores(
     positive: Sequence[float] | NDArray[Any],
     negative: Sequence[float] | NDArray[Any],
@@ -122,24 +87,30 @@ def check_scores(
     where: str = "scores",
 ) -> list[str]:
     """Return warnings if a map does not fit scores in its range; raise InputError for scores without grades."""
-    summary = summarise_scores(positive, negative)
-    if summary.distinct == 1:
+    from scipy.stats import mannwhitneyu  # not at the top: it takes half a second
+
+    high, low = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
+    scores = np.concatenate([high, low])
+    if scores.min() == scores.max():
         raise InputError(
-            f"{where}: got {summary.count} that are all {summary.lowest:g}; expected grades that differ; "
+            f"{where}: got {len(scores)} that are all {scores[0]:g}; expected grades that differ; "
             "fix: score the pairs again, or use the score map 'binary'"
         )
-    relevance = map_scores(np.concatenate([positive, negative]), score_map)
+    relevance = map_scores(scores, score_map)
     if bool(((relevance < _SATURATED) | (relevance > 1 - _SATURATED)).all()):
         raise InputError(
-            f"{where}: got relevance within {_SATURATED:g} of 0 or 1 for all {summary.count} under the map {score_map} "
-            f"(scores from {summary.lowest:g} to {summary.highest:g}); expected grades between; fix: fit the map on "
+            f"{where}: got relevance within {_SATURATED:g} of 0 or 1 for all {len(scores)} under the map {score_map} "
+            f"(scores from {scores.min():g} to {scores.max():g}); expected grades between; fix: fit the map on "
             "labelled pairs (platt:SLOPE,INTERCEPT), or use 'binary' if the scores are labels"
         )
+    kind, reason = looks_like(scores)
     warnings = []
-    if score_map.kind != "platt" and summary.looks_like != score_map.kind:
-        warnings.append(f"the map is {score_map}, but the scores look like {summary.looks_like}: {summary.reason}")
-    if summary.above is not None and summary.above < 0.5:
-        warnings.append(f"a positive lies above a negative in only {summary.above:.0%} of the pairs of the file")
+    if score_map.kind != "platt" and kind != score_map.kind:
+        warnings.append(f"the map is {score_map}, but the scores look like {kind}: {reason}")
+    if len(high) and len(low):
+        above = mannwhitneyu(high, low, method="asymptotic").statistic / (len(high) * len(low))  # ties count as half
+        if above < 0.5:
+            warnings.append(f"a positive lies above a negative in only {above:.0%} of the pairs of the file")
     return warnings
 
 
@@ -231,10 +202,9 @@ class Grading:
             row.refuse(column, value, "a stated scale or score map", f"{fix}or binary")
 
 
-def _looks_like(scores: NDArray[np.float64]) -> tuple[str, str]:
+def looks_like(scores: NDArray[np.float64]) -> tuple[str, str]:
+    """Return the kind of map that scores look made for, or "unknown", and the reason; it decides nothing."""
     lowest, highest = scores.min(), scores.max()
-    if lowest == highest:
-        return "unknown", "all scores are equal"
     if lowest >= -_ROUNDING and highest <= 1 + _ROUNDING:
         if bool(np.isin(scores, (0.0, 1.0)).all()):
             return "binary", "every score is 0 or 1: labels, not grades"
@@ -246,11 +216,3 @@ def _looks_like(scores: NDArray[np.float64]) -> tuple[str, str]:
     if max(-lowest, highest) <= _LARGE:
         return "logit", f"scores leave [0, 1] and stay within {_LARGE:g} of 0, as a cross-encoder's log-odds do"
     return "unknown", "not within 0 to 100, too large for log-odds; fit platt:SLOPE,INTERCEPT on labelled pairs"
-
-
-def _share_above(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> float | None:
-    if not len(positive) or not len(negative):
-        return None
-    ordered = np.sort(negative)
-    below, not_above = np.searchsorted(ordered, positive, "left"), np.searchsorted(ordered, positive, "right")
-    return float((below + not_above).sum() / (2.0 * len(positive) * len(negative)))
