@@ -60,9 +60,9 @@ def test_ties_of_a_retriever_have_the_order_of_its_run_file():
 )
 def test_text_stays_once_at_its_best_rank_unless_known_or_the_query(names, query, known, expected, counts):
     candidates = [Candidate(name, rank, {"bm25": rank}) for rank, name in enumerate(names, start=1)]
-    new = keep_new(candidates, query, {name: text_key(text) for name, text in CORPUS.items()}, known)
-    assert [(candidate.document_id, candidate.rank) for candidate in new.candidates] == expected
-    assert (new.known, new.copies) == counts
+    new, left_out = keep_new(candidates, query, {name: text_key(text) for name, text in CORPUS.items()}, known)
+    assert [(candidate.document_id, candidate.rank) for candidate in new] == expected
+    assert (left_out["known"], left_out["copies"]) == counts
 
 
 @given(

@@ -43,17 +43,6 @@ class Candidate:
         return ",".join(f"{label}:{rank}" for label, rank in self.ranks.items())
 
 
-@dataclass(frozen=True)
-class NewCandidates:
-    """The candidates of a query that may be selected, best first, and the numbers of candidates left out."""
-
-    candidates: Sequence[Candidate]
-    known: int
-    """Known pairs, and copies of a known document's text."""
-    copies: int
-    """Copies of the text of a better candidate, or of the query itself."""
-
-
 def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candidate]:
     """Fuse `answers` (retriever -> document id -> score) to one query by reciprocal rank; return the best `depth`."""
     ranks: dict[str, dict[str, int]] = {}
@@ -72,8 +61,12 @@ def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candida
 
 def keep_new(
     candidates: Sequence[Candidate], query: str, corpus: Mapping[str, bytes], known: Collection[str] = ()
-) -> NewCandidates:
-    """Leave out known documents, and texts (`corpus`: id -> `text_key`) that equal the query or a better candidate."""
+) -> tuple[list[Candidate], dict[str, int]]:
+    """Return the candidates that may be selected, best first, and the numbers of the others.
+
+    `known` counts known documents and copies of their texts, `copies` the texts (`corpus`: id -> `text_key`) that equal
+    the query or a better candidate.
+    """
     known_texts = {corpus[document_id] for document_id in known if document_id in corpus}
     seen = {text_key(query)}
     new = []
@@ -85,7 +78,7 @@ def keep_new(
         elif text not in seen:
             new.append(candidate)
             seen.add(text)
-    return NewCandidates(new, count_known, len(candidates) - len(new) - count_known)
+    return new, {"known": count_known, "copies": len(candidates) - len(new) - count_known}
 
 
 def text_key(text: str) -> bytes:

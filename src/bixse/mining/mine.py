@@ -283,11 +283,11 @@ def _choose(
     for (query_id, query), answers in zip(inputs.queries.items(), read_answers(runs, inputs.queries), strict=True):
         # A given run may name documents without text, and some that the corpus lacks.
         candidates = [candidate for candidate in fuse(answers, config.depth) if candidate.document_id in keys]
-        new = keep_new(candidates, query, keys, inputs.known.get(query_id, ()))
-        counts.update(known=new.known, copies=new.copies)
-        ids = [candidate.document_id for candidate in new.candidates]
+        new, left_out = keep_new(candidates, query, keys, inputs.known.get(query_id, ()))
+        counts.update(left_out)
+        ids = [candidate.document_id for candidate in new]
         positions = choose(config.strategy, ids, config.count, config.seed, query_id)
-        chosen += [(query_id, new.candidates[position]) for position in positions]
+        chosen += [(query_id, new[position]) for position in positions]
     # Second pass: texts of the selected documents alone.
     selected = {candidate.document_id for _, candidate in chosen}
     contents = {name: content for name, content in task.documents() if name in selected}

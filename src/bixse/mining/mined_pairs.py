@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from bixse.data.graded_pairs import Pair
 from bixse.files.rows import write_rows
 
 MINED_FILE = "pairs.parquet"
@@ -17,18 +18,13 @@ SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MinedPair:
+@dataclass(frozen=True)
+class MinedPair(Pair):
     """A pair to grade. Its grade becomes its relevance; the fact that it was mined as a negative counts for nothing."""
 
-    query_id: str
-    query: str
-    document_id: str
-    document: str
-    task: str | None
-    source: str
+    source: str = ""
     """Retrievers that found the pair, and its rank in each: "bm25:3,demo:17"."""
-    rank: int
+    rank: int = 1
 
     @property
     def retrievers(self) -> list[str]:
