@@ -13,6 +13,7 @@ from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.data.corpus import MissingDocuments
 from bixse.data.run import finished_runs
 from bixse.errors import InputError
+from bixse.progress import progress_bar
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
 from bixse.results import LOCAL
 from bixse.search.retrieval_settings import EncodingSettings
@@ -161,7 +162,6 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     from bixse.evaluation.compare_evaluations import evaluate_systems
     from bixse.evaluation.gate import gate, read_baseline
     from bixse.evaluation.tasks import collection_task
-    from bixse.progress import progress_bar
 
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})
@@ -230,7 +230,6 @@ def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None)
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
-    from bixse.progress import progress_bar
     from bixse.suites.known_suites import SUITES
     from bixse.suites.suite_run import OUT_FOLDER, evaluate_suite
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Options, Output, Verb, waits
 from bixse.engine import PlaceSettings
 from bixse.lab.lab_config import QuickstartConfig, StudyConfig, SweepConfig, preset_names
+from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
     from bixse.lab.sweep import SweepResult
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 def run_quickstart(settings: QuickstartConfig, options: ComputingOptions) -> CommandResult:
     """Run the quick start and return the table, the verdict, the report's path and the next commands."""
     from bixse.lab.quickstart import quickstart
-    from bixse.progress import progress_bar
     from bixse.rendering.table import format_table
     from bixse.rendering.wording import format_difference
 
@@ -116,7 +116,6 @@ class StudyOptions(Options):
 def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
     """Run the missing arms, and return the findings."""
     from bixse.lab.studies.run_study import plan_study, run_study
-    from bixse.progress import progress_bar
 
     if options.dry_run:
         plan = plan_study(config)

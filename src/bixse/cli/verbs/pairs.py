@@ -13,6 +13,7 @@ from bixse.converting.convert_settings import ConvertSettings
 from bixse.data.make_collection import CollectionResult, CollectionSettings, make_collection
 from bixse.judging.generate.generate_settings import GenerateConfig
 from bixse.mining.mine_settings import MineConfig
+from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
     from bixse.converting.convert import ConvertResult
@@ -61,7 +62,6 @@ COLLECTION = Verb(CollectionSettings, Options, run_collection, out=Output("Outpu
 def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
     """Convert a source, or only count and check it."""
     from bixse.converting.convert import convert
-    from bixse.progress import progress_bar
 
     out = None if options.dry_run else options.folder
 
@@ -117,7 +117,6 @@ LISTED = 10
 def run_mine(config: MineConfig, options: Options) -> CommandResult:
     """Mine pairs, and return the next command, which grades them."""
     from bixse.mining.mine import mine_into
-    from bixse.progress import progress_bar
 
     result = mine_into(config, options.folder, progress_bar)
     missing = result.without_candidates
@@ -144,7 +143,6 @@ def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
     from bixse.judging.generate.generate import generate
     from bixse.judging.grade import spending_of
     from bixse.judging.spending import cost_text
-    from bixse.progress import progress_bar
 
     out = options.folder
     writer = config.writer.open(spending_of(out, config.ledger, config.prices))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.cli.checks import check_corpus_file, check_model
 from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.errors import InputError, InvalidFileError, printable
+from bixse.progress import progress_bar
 from bixse.search.retrieval_settings import STDIN, SearchSettings
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ LIMITS = {"top", "threshold", "at_precision"}
 def run(settings: SearchSettings, options: Options) -> CommandResult:
     """Answer one query or many."""
     from bixse.index.vector_store import is_stored
-    from bixse.progress import progress_bar
     from bixse.search.hits import check_queries
     from bixse.search.search_collection import search_collection
 
@@ -47,7 +47,6 @@ def run(settings: SearchSettings, options: Options) -> CommandResult:
 
 def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
     from bixse.data.trec import write_run
-    from bixse.progress import progress_bar
 
     limits = settings.model_dump(include=LIMITS)
     many = settings.queries not in (None, STDIN)

@@ -10,15 +10,23 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from bixse.calibration.calibrate_head import (
+    HeldOutCheck,
+    ScoredPairs,
+    held_out_check,
+    measure_threshold,
+    pair_cosines,
+)
+from bixse.data.collection import Collection, load_collection
+from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import BixseError, InputError, shorten
 from bixse.evaluation.metrics import evaluate_run
+from bixse.rendering.plots import reliability_diagram
 from bixse.ui.pages.label import event_of, grading_form
 from bixse.ui.ui_settings import SEED
 from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace
 
 if TYPE_CHECKING:
-    from bixse.calibration.calibrate_head import HeldOutCheck, ScoredPairs
-    from bixse.data.collection import Collection
     from bixse.search.hits import Hit
     from bixse.ui.searcher import Searcher
 
@@ -76,9 +84,6 @@ class TwoSystems:
         self.job = BackgroundJob("two systems", self._open)
 
     def _open(self, job: BackgroundJob) -> None:
-        from bixse.calibration.calibrate_head import ScoredPairs, pair_cosines
-        from bixse.data.collection import load_collection
-        from bixse.data.pairs_files import load_graded_pairs
         from bixse.ui.searcher import open_searcher
 
         settings = self.settings
@@ -121,8 +126,6 @@ class TwoSystems:
 
     def _check(self, side: int, prior: float | None) -> HeldOutCheck:
         """Return the result of `bixse calibrate` on the held-out pairs; raise InputError for too few queries."""
-        from bixse.calibration.calibrate_head import held_out_check
-
         searcher = self.searchers[side]
         return held_out_check(searcher.head, replace(self.judged[searcher.name], prior=prior))
 
@@ -227,8 +230,6 @@ def _rows(
 
 def _cut(systems: TwoSystems, searcher: Searcher, probability: float) -> dict[str, Any] | None:
     """The figures of the threshold for one system; None if it has no probabilities."""
-    from bixse.calibration.calibrate_head import measure_threshold
-
     head = searcher.head
     if head is None:
         return None
@@ -316,8 +317,6 @@ def _selected(systems: TwoSystems, visit: Visit) -> tuple[list[int], int, float 
 
 def draw_reliability(workspace: Workspace, visit: Visit) -> str | None:
     """Plot the reliability diagram of the calibrated probabilities."""
-    from bixse.rendering.plots import reliability_diagram
-
     systems = _opened(workspace)
     _, side, prior = _selected(systems, visit)
     return reliability_diagram(systems.check(side, prior).calibrated, "calibrated, held-out half").svg

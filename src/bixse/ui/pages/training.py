@@ -11,20 +11,18 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bixse.data.pairs_files import load_several
 from bixse.data.run import RUN_FILE
 from bixse.errors import InputError
-from bixse.training.config import LOG_FILE, MODEL_FOLDER
+from bixse.rendering.plots import Plot, merge_plot, training_plots
+from bixse.rendering.schema import MergeCurve, TrainingCurve, training_curve
+from bixse.training.config import LOG_FILE, MODEL_FOLDER, TrainConfig
 from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace, read_record
-
-if TYPE_CHECKING:
-    from bixse.rendering.plots import Plot
-    from bixse.rendering.schema import MergeCurve, TrainingCurve
-
 
 PANELS = {
     "loss": ("Training loss", "loss"),
@@ -99,15 +97,11 @@ class TrainRun:
 
     def curve(self) -> TrainingCurve:
         """The log as a curve."""
-        from bixse.rendering.schema import training_curve
-
         self.look()
         return training_curve(self.name, self.entries, (self.record.get("results") or {}).get("best_step"))
 
     def merge_curve(self) -> MergeCurve | None:
         """The scores of the tried merge weights; None if the model was not merged."""
-        from bixse.rendering.schema import MergeCurve
-
         merged = (self.record.get("results") or {}).get("merge")
         if not merged or not merged["points"]:
             return None
@@ -117,8 +111,6 @@ class TrainRun:
 
     def plots(self) -> dict[str, Plot]:
         """Title -> plot, drawn once per state of the files; call it in one thread at a time, as matplotlib requires."""
-        from bixse.rendering.plots import merge_plot, training_plots
-
         version = self.version
         if version != self._drawn[0]:
             drawn = training_plots([self.curve()])
@@ -202,9 +194,6 @@ class TrainBatches:
         return BackgroundJob("batch", lambda job: self._drawn(job, epoch, number, has_model))
 
     def _drawn(self, job: BackgroundJob, epoch: int, number: int, has_model: bool) -> BatchMatrix:
-        from bixse.data.pairs_files import load_several
-        from bixse.encoders.scorers import load_relevance_model
-        from bixse.training.config import TrainConfig
         from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
 
         job.begin("reading the pairs")
@@ -215,6 +204,8 @@ class TrainBatches:
             )
         # an earlier version had more settings
         config = TrainConfig.load(None, {key: settings[key] for key in settings.keys() & TrainConfig.model_fields})
+        from bixse.encoders.scorers import load_relevance_model
+
         optimizer = config.optimizer
         with self._encoding:  # pairs and model are loaded once, and one batch is encoded at a time
             if self._pairs is None:
