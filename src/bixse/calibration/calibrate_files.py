@@ -107,7 +107,9 @@ def calibrate_into(
         return record.result(CalibrateResult, lambda known: [files[name] for name in files if name in known.artifacts])
     encoder, precision = None, ""
     if settings.scores is not None:
-        calibration = _of_scores(settings, settings.scores)
+        queries, scores, relevance = load_scores(settings.scores)
+        options = settings.model_dump(include={*SHARED, "scored_by"})
+        calibration = calibrate_scores(scores, relevance, queries, where=settings.scores, **options)
     else:
         calibration, encoder = _of_model(settings, progress)
         precision = resolve_precision(device=encoder.device)
@@ -130,12 +132,6 @@ def calibrate_into(
         record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
         record.save("finished")
     return result
-
-
-def _of_scores(settings: CalibrateSettings, path: Path) -> Calibration:
-    queries, scores, relevance = load_scores(path)
-    options = settings.model_dump(include={*SHARED, "scored_by"})
-    return calibrate_scores(scores, relevance, queries, where=path, **options)
 
 
 def _of_model(settings: CalibrateSettings, progress: ProgressBars | None) -> tuple[Calibration, Any]:

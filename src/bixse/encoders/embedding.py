@@ -78,7 +78,8 @@ def _embed(model: Encoder, features: Features, mini_batch_size: int | None, grad
     lengths, mask = features.pop("lengths", None), features.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return embed(features)
-    tokens = _on_host(mask, lengths)
+    # (N, T) on the host; texts of known lengths begin at position 0
+    tokens = mask.bool().cpu().numpy() if lengths is None else np.arange(mask.shape[1]) < np.asarray(lengths)[:, None]
     lengths = tokens.sum(axis=1)
     # without special tokens, an empty text has no token: models crash or give NaN, so its embedding is 0
     order = np.argsort(lengths, kind="stable")[np.count_nonzero(lengths == 0) :]
@@ -144,13 +145,6 @@ def _one_token(features: Features, mask: Tensor) -> dict[str, Any]:
         features, mask, lambda x: x.new_zeros(1, 1, *x.shape[2:]), lambda x: x.new_zeros(1, *x.shape[1:])
     )
     return {**single, "attention_mask": mask.new_ones(1, 1)}
-
-
-def _on_host(mask: Tensor, lengths: NDArray[np.int64] | None) -> NDArray[np.bool_]:
-    """Return an (N, T) mask of tokens as an array; texts of known lengths begin at position 0."""
-    if lengths is None:
-        return mask.bool().cpu().numpy()
-    return np.arange(mask.shape[1]) < np.asarray(lengths)[:, None]
 
 
 @dataclass

@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
+from operator import add
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
 
@@ -76,12 +77,7 @@ class Usage:
         return cls(read, of_these if of_these <= read else 0, written, thought if thought <= written else 0)
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.prompt + other.prompt,
-            self.cached + other.cached,
-            self.completion + other.completion,
-            self.reasoning + other.reasoning,
-        )
+        return Usage(*map(add, astuple(self), astuple(other)))
 
 
 NOTHING = Usage()

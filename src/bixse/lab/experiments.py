@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import torch
+
 from bixse.data.run import RUN_FILE, Run, Status
 from bixse.encoders.loading.precision import use_precision
 from bixse.engine import Engine, Job, without_launcher
@@ -342,7 +344,8 @@ def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -
     except Exception as error:
         result = write(status="diverged" if isinstance(error, DivergedError) else "failed", reason=_reason(error))
     finally:
-        _free_memory()
+        gc.collect()  # the next run measures the free memory before it begins
+        torch.cuda.empty_cache()
     clear(run_folder, result, keep_models)
     return result
 
@@ -395,11 +398,3 @@ def _reason(error: Exception) -> str:
         return "got no more memory; expected the batch to fit; fix: smaller batches or shorter texts"
     message = " ".join(str(error).split())
     return (message if isinstance(error, BixseError) else f"{type(error).__name__}: {message}")[:500]
-
-
-def _free_memory() -> None:
-    """Free memory, because the next run measures the free memory before it begins."""
-    import torch
-
-    gc.collect()
-    torch.cuda.empty_cache()

@@ -194,6 +194,7 @@ class TrainBatches:
         return BackgroundJob("batch", lambda job: self._drawn(job, epoch, number, has_model))
 
     def _drawn(self, job: BackgroundJob, epoch: int, number: int, has_model: bool) -> BatchMatrix:
+        from bixse.encoders.scorers import load_relevance_model
         from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
 
         job.begin("reading the pairs")
@@ -204,8 +205,6 @@ class TrainBatches:
             )
         # an earlier version had more settings
         config = TrainConfig.load(None, {key: settings[key] for key in settings.keys() & TrainConfig.model_fields})
-        from bixse.encoders.scorers import load_relevance_model
-
         optimizer = config.optimizer
         with self._encoding:  # pairs and model are loaded once, and one batch is encoded at a time
             if self._pairs is None:
