@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,11 @@ def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
     makes_no_folder = options.dry_run and not options.folder.exists()  # then the known questions are not booked
     judge = config.open(None if makes_no_folder else spending_of(options.folder, config.ledger, config.prices))
     doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
-    try:
+    with closing(judge):
         if options.dry_run:
             plan = estimate(config, judge, options.folder, pairs)
         else:
             result = grade_into(config, judge, options.folder, pairs, progress_bar)
-    finally:
-        judge.close()
     warnings = [warning for warning in judge.warnings if warning not in doubts]
     if options.dry_run:
         return CommandResult(plan.text(judge.name), asdict(plan), warnings=warnings)
@@ -125,10 +124,8 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     task = collection_task(config.collection, config.split, min_relevant_grade=config.min_relevant_grade)
     judge = config.open(spending_of(options.folder / GRADES, None, config.prices))
     system = JudgeSystem(config, judge, options.folder, progress_bar)
-    try:
+    with closing(judge):
         result = evaluate(system, task, options.folder, verbose=False)
-    finally:
-        judge.close()
     summary = system.summary
     computed = f", {result.precision}" if result.precision else ""
     run = options.folder / "run.trec"

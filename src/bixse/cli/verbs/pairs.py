@@ -145,11 +145,8 @@ def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
     from bixse.judging.spending import cost_text
 
     out = options.folder
-    writer = config.writer.open(spending_of(out, config.ledger, config.prices))
-    try:
+    with config.writer.open(spending_of(out, config.ledger, config.prices)) as writer:
         result = generate(config, writer, out, progress_bar)
-    finally:
-        writer.close()
     lines = [f"{result.queries} queries for {result.documents} documents, written by {writer.name}"]
     lines += [f"  {count} texts not kept: {reason}" for reason, count in result.refused.items()]
     lines.append(

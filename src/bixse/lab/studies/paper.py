@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -339,9 +340,8 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measure
         )
     options = run.arm.options
     settings = {"judge": {"name": options["judge"]}, "rubric": options["rubric"]}
-    judge = JudgeConfig.model_validate(settings).open()
     evaluations = {}
-    try:
+    with closing(JudgeConfig.model_validate(settings).open()) as judge:
         for name, folder in inputs.tests.items():
             of = {"collection": folder, "depth": options["depth"], "min_relevant_grade": inputs.min_relevant_grade}
             system = JudgeSystem(RankConfig.model_validate(settings | of), judge, run_folder / name)
@@ -351,8 +351,6 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measure
                     f"{run.arm.label}: got {warnings[0]}; expected a grade for each candidate; fix: give "
                     "the same command again, or another judge"
                 )
-    finally:
-        judge.close()
     return measured(evaluations)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,11 +91,8 @@ def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[GradeConfig
     """Yield the settings of a trial and its judge; the folder's ledger stores the answers."""
     changes = {"rubric": version.rubric, "pairs": trial_pairs(workspace), "ledger": _ledger(workspace)}
     config = _judge(workspace).model_copy(update=changes)
-    judge = config.open(spending_of(version.out, config.ledger, config.prices))
-    try:
+    with closing(config.open(spending_of(version.out, config.ledger, config.prices))) as judge:
         yield config, judge
-    finally:
-        judge.close()
 
 
 def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
