@@ -18,8 +18,6 @@ SECONDS_VARIABLE = "BIXSE_PROGRESS_SECONDS"
 SECONDS = 60.0
 LINE = "{desc}: {n_fmt} of {total_fmt} ({percentage:.0f} %), {rate_fmt}, {elapsed} so far, {remaining} left{postfix}"
 """Log line, a `bar_format` of tqdm."""
-ProgressBars: TypeAlias = Callable[[str, int], Callable[[int], None]]
-"""Function of a title and a total that returns a progress callback."""
 
 
 class Step(Protocol):
@@ -27,6 +25,10 @@ class Step(Protocol):
 
     def __call__(self, done: int, note: str = "", known: int = 0) -> None:
         """Add `done` items, and `known` items of an earlier run, which the rate leaves out; show `note`."""
+
+
+ProgressBars: TypeAlias = Callable[[str, int], Step]
+"""Function of a title and a total that returns a progress callback."""
 
 
 class Progress:

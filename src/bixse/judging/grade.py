@@ -26,7 +26,7 @@ from bixse.judging.ledgers.segments import check_folder, make_folder
 from bixse.judging.ledgers.writers import seal_left
 from bixse.judging.open_judge import GradeConfig, Judge
 from bixse.judging.spending import LEDGER_NAME, OverBudgetError, Spending
-from bixse.progress import Step, progress_bar
+from bixse.progress import ProgressBars, Step, progress_bar
 from bixse.rendering.wording import format_seconds
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def grade_into(
     judge: AnyJudge,
     out: str | Path,
     pairs: Sequence[Pair] | None = None,
-    progress: Callable[[str, int], Step] | None = None,
+    progress: ProgressBars | None = None,
 ) -> GradeResult:
     """Grade pairs; the expected grade of each pair becomes its relevance in [0, 1] (BiXSE paper, section 3).
 

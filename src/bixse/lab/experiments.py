@@ -34,7 +34,7 @@ from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDE
 from bixse.training.train import train_into
 
 if TYPE_CHECKING:
-    from bixse.progress import Step
+    from bixse.progress import ProgressBars
     from bixse.training.recipe import TrainResult
 
 
@@ -235,7 +235,7 @@ def do_runs(
     runs: Sequence[ArmRun],
     inputs: Any,
     keep_models: bool = False,
-    progress: Callable[[str, int], Step] | None = None,
+    progress: ProgressBars | None = None,
     wanted: Callable[[ArmRun, dict[str, RunResult]], bool] = lambda run, results: True,
     after_each: Callable[[dict[str, RunResult]], object] = lambda results: None,
 ) -> Results:

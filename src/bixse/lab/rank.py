@@ -23,7 +23,7 @@ from bixse.relevance import ranked
 
 if TYPE_CHECKING:
     from bixse.evaluation.tasks import Task
-    from bixse.progress import Step
+    from bixse.progress import ProgressBars
     from bixse.relevance import Ranking
 
 GRADES = "grades"
@@ -36,9 +36,7 @@ class JudgeSystem(System):
     In the BiXSE paper a judge of 32B parameters, used in this way, is the row to reach for encoders.
     """
 
-    def __init__(
-        self, config: RankConfig, judge: AnyJudge, out: Path, progress: Callable[[str, int], Step] | None = None
-    ) -> None:
+    def __init__(self, config: RankConfig, judge: AnyJudge, out: Path, progress: ProgressBars | None = None) -> None:
         self.label, self.config, self.judge, self.progress = judge.name, config, judge, progress
         self.folder = out / GRADES
         self._grading = GradeConfig(judge=config.judge, rubric=config.rubric, prices=config.prices)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,11 +65,7 @@ def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
     from bixse.converting.convert import convert
 
     out = None if options.dry_run else options.folder
-
-    def bar(title: str, total: int) -> Callable[[int], None]:
-        return progress_bar(title, total, "B")
-
-    result = convert(settings, out, bar)
+    result = convert(settings, out, partial(progress_bar, unit="B"))
     warnings = list(result.warnings)
     if result.errors and out is not None:
         warnings.append(f"{result.errors} invalid rows were left out: see {out / 'errors.jsonl'}")

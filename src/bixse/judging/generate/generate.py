@@ -8,7 +8,7 @@ import random
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -31,7 +31,7 @@ from bixse.mining.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 if TYPE_CHECKING:
     from bixse.judging.generate.generate_settings import GenerateConfig
     from bixse.judging.judges.server_judge import ServerTextModel
-    from bixse.progress import Step
+    from bixse.progress import ProgressBars
 
 QUERIES_NAME = "queries.jsonl"
 SOURCE = "generated"
@@ -187,7 +187,7 @@ class GenerateResult:
 
 
 def generate(
-    config: GenerateConfig, writer: ServerTextModel, out: Path, progress: Callable[[str, int], Step] | None = None
+    config: GenerateConfig, writer: ServerTextModel, out: Path, progress: ProgressBars | None = None
 ) -> GenerateResult:
     """Write queries for documents with a model, clean them, keep each once, and write queries and pairs to `out`.
 

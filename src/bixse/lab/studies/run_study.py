@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from bixse.lab.studies.study_inputs import STATIC, StudyInputs, input_hashes, pr
 from bixse.training.config import MODEL_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
-    from bixse.progress import Step
+    from bixse.progress import ProgressBars
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,7 @@ class StudyResult:
     """Number of runs that are pending on other ranks. The tables lack them."""
 
 
-def run_study(
-    config: StudyConfig,
-    out: Path,
-    command: str = "",
-    progress: Callable[[str, int], Step] | None = None,
-) -> StudyResult:
+def run_study(config: StudyConfig, out: Path, command: str = "", progress: ProgressBars | None = None) -> StudyResult:
     """Train and measure every arm of a study with every seed, and write tables, findings and plot to `out`.
 
     A second call with the same configuration keeps finished runs, continues an interrupted run from its checkpoint, and
