@@ -54,19 +54,19 @@ class Word:
 WordType = TypeVar("WordType", bound=Word)
 
 
-def standing_words(events: Iterable[WordType]) -> dict[tuple[str, str], dict[str, WordType]]:
+def last_events(events: Iterable[WordType]) -> dict[tuple[str, str], dict[str, WordType]]:
     """Return pair -> person -> the person's last event that was not undone; pairs are in the order of first events."""
     events = list(events)
     undone = {event.undoes for event in events if event.undoes}
-    standing: dict[PairIds, dict[str, WordType]] = {}
+    last: dict[PairIds, dict[str, WordType]] = {}
     for event in events:
         if event.status != "undone" and (event.event is None or event.event not in undone):
-            words = standing.setdefault(event.pair, {})
+            words = last.setdefault(event.pair, {})
             # a settled grade belongs to the person "", so that it replaces no person's own grade
             person = "" if event.status == "final" else event.person or ""
             words.pop(person, None)  # the last word must be last in the dictionary
             words[person] = event
-    return standing
+    return last
 
 
 def agreed_grade(words: Mapping[str, Word]) -> float | None:
@@ -262,7 +262,7 @@ def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
             yield row
         else:
             statuses.append(row)
-    for pair, words in standing_words(statuses).items():
+    for pair, words in last_events(statuses).items():
         last = list(words.values())[-1]
         grade = agreed_grade(words)
         status = last.status if grade is None else "graded"

@@ -123,7 +123,7 @@ class FileColumn:
             fix = "convert the file, for example with `iconv -t utf-8`; drop the half of a surrogate pair"
             raise InvalidValueError(shorten(value), "text that UTF-8 can write", fix)
         if self.kind == "id" and text.split() != [text]:
-            fix = "rename it wherever it stands, for example with _ for each space: white space separates TREC files"
+            fix = "rename it wherever it is used, for example with _ for each space: white space separates TREC files"
             raise InvalidValueError(shorten(value), self.expected, fix)
         return text
 

@@ -145,7 +145,7 @@ class RunResult(Measured):
         return f"{Arm(self.labels).label}, seed {self.seed}"
 
     @property
-    def stands(self) -> bool:
+    def is_final(self) -> bool:
         """True if another call would give the same result."""
         return self.status in ("finished", "diverged")
 
@@ -248,7 +248,7 @@ def do_runs(
     record, engine, folder = experiment.record, experiment.engine, experiment.folder
     if not engine.shared:
         record.save("running")
-    results = _standing(runs, folder)
+    results = _final_results(runs, folder)
     for name, result in results.items():
         clear(folder / name, result, keep_models)
     missing = len(results) < len(runs)
@@ -266,7 +266,7 @@ def do_runs(
             if ended.error:  # its process ended before it wrote a result
                 _write(folder / run.name, result)
             # other ranks write results meanwhile
-            results.update({run.name: result, **(_standing(runs, folder) if engine.shared else {})})
+            results.update({run.name: result, **(_final_results(runs, folder) if engine.shared else {})})
             made += 1
             after_each(results)
             if advance is not None:
@@ -316,7 +316,7 @@ class RunJob(Job["ArmRun", RunResult]):
 
     def is_complete(self, shard: ArmRun) -> bool:
         result = load_result(shard, self.folder)
-        return result is not None and result.stands
+        return result is not None and result.is_final
 
     def mark(self, shard: ArmRun) -> None:
         """Write nothing: the result file is the completion marker."""
@@ -369,7 +369,7 @@ def train_run(config: TrainConfig, run_folder: Path, title: str | None = None) -
 
 def clear(run_folder: Path, result: RunResult, keep_models: bool) -> None:
     """Delete the pairs and large folders of a run with a final result. Its log and record stay."""
-    if not result.stands:
+    if not result.is_final:
         return
     (run_folder / PAIRS_FILE).unlink(missing_ok=True)
     for part in () if keep_models and result.status == "finished" else PARTS:
@@ -378,9 +378,9 @@ def clear(run_folder: Path, result: RunResult, keep_models: bool) -> None:
                 shutil.rmtree(run_folder / TRAIN_FOLDER / part)
 
 
-def _standing(runs: Sequence[ArmRun], folder: Path) -> dict[str, RunResult]:
+def _final_results(runs: Sequence[ArmRun], folder: Path) -> dict[str, RunResult]:
     known = {run.name: load_result(run, folder) for run in runs}
-    return {name: result for name, result in known.items() if result is not None and result.stands}
+    return {name: result for name, result in known.items() if result is not None and result.is_final}
 
 
 def _write(run_folder: Path, result: RunResult) -> RunResult:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bixse.audit.labels import LABELS, LabelStatus, PairIds, Word, agreed_grade, standing_words
+from bixse.audit.labels import LABELS, LabelStatus, PairIds, Word, agreed_grade, last_events
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.files import alone_in, append_line, storage_errors
 from bixse.files.rows import read_rows
@@ -76,7 +76,7 @@ class LabelLog:
                 except ValueError:
                     errors.add(number, "time", row["time"], "a date and time in ISO 8601", "correct it")
             errors.raise_any()
-        self.words = standing_words(self.events)
+        self.words = last_events(self.events)
         """Pair -> person -> the event that counts."""
 
     def _take(self, event: LabelEvent) -> None:
@@ -93,13 +93,13 @@ class LabelLog:
             append_line(self.path, line)
             self._take(event)
             # a new dictionary: other threads iterate over the old one, and `Workspace.agreement` compares identities
-            self.words = standing_words(self.events)
+            self.words = last_events(self.events)
             return True
 
     @property
     def independent(self) -> Mapping[PairIds, Mapping[str, LabelEvent]]:
         """`words` from labels before people saw the judge's grade; every measure of agreement uses these."""
-        return standing_words(event for event in self.events if not event.seen)
+        return last_events(event for event in self.events if not event.seen)
 
     def grades(self, independent: bool = False) -> dict[PairIds, float]:
         """Pair -> the grade that counts, from all labels or from the `independent` labels."""

@@ -158,7 +158,7 @@ class LabelPlan:
         self.queries = sorted(self.rows_of_query, key=lambda query_id: share_of(seed, "query", query_id))
 
 
-class Desk:
+class Assignment:
     """The assignment of the plan's pairs to people: one person per pair, and everybody for the pairs of `for_all`."""
 
     def __init__(self, plan: LabelPlan, index: RunIndex, labels: LabelLog) -> None:

@@ -28,7 +28,7 @@ from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
 from bixse.judging.rubrics import Rubric, load_rubric, rubric_names
 from bixse.ui.label_log import LabelLog, open_labels
-from bixse.ui.label_plan import Desk, LabelPlan, RunIndex, open_index
+from bixse.ui.label_plan import Assignment, LabelPlan, RunIndex, open_index
 
 if TYPE_CHECKING:
     from bixse.results import IntervalEstimate
@@ -91,7 +91,7 @@ class Workspace:
     def __init__(self, settings: UiSettings, index: RunIndex, labels: LabelLog) -> None:
         self.settings, self.run, self.index, self.labels = settings, settings.run, index, labels
         self.plan = LabelPlan(index, self.rubric, settings)
-        self.desk = Desk(self.plan, index, labels)
+        self.assignment = Assignment(self.plan, index, labels)
         self.lock = threading.Lock()
         self.trial: Any = None
         """The last tried version of the rubric, and its job; hold `lock` to begin a trial."""

@@ -89,8 +89,8 @@ def home(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     return {
         "queries": len(set(index.query_ids)),
         "statuses": index.status.fillna("not judged").value_counts().to_dict().items(),
-        "is_open": workspace.desk.next_query(visit.person) is not None,
-        "answered": sum(not workspace.desk.is_open(row, visit.person) for row in plan.rows),
+        "is_open": workspace.assignment.next_query(visit.person) is not None,
+        "answered": sum(not workspace.assignment.is_open(row, visit.person) for row in plan.rows),
         "reports": list_reports(workspace.run),
         "runs": states,
         "most_runs": MOST_RUNS,

@@ -133,13 +133,13 @@ def _seconds(workspace: Workspace, visit: Visit) -> float | None:
 
 def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The next query or the named query, and above it the query of `done` if that is complete."""
-    desk, person = workspace.desk, visit.person
-    query_id = visit.query.get("query") or desk.next_query(person)
-    rows = desk.rows_for(query_id, person) if query_id is not None else []
+    assignment, person = workspace.assignment, visit.person
+    query_id = visit.query.get("query") or assignment.next_query(person)
+    rows = assignment.rows_for(query_id, person) if query_id is not None else []
     cards = [make_card(workspace, visit, row) for row in rows]
-    still_open = [row for row in rows if desk.is_open(row, person)]
+    still_open = [row for row in rows if assignment.is_open(row, person)]
     shown = workspace.labels.shown_to(person)
-    done = [make_card(workspace, visit, row) for row in desk.rows_for(visit.query.get("done", ""), person)]
+    done = [make_card(workspace, visit, row) for row in assignment.rows_for(visit.query.get("done", ""), person)]
     last = workspace.labels.last_of(person)
     return {
         "query_id": query_id,
@@ -151,7 +151,7 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "rubric": (rubric := current_rubric(workspace)),
         "levels": levels_of(rubric),
         "last": None if last is None else (_word(workspace, last), last.document_id),
-        "answered": sum(not desk.is_open(row, person) for row in workspace.plan.rows),
+        "answered": sum(not assignment.is_open(row, person) for row in workspace.plan.rows),
         "later": sum(bool(event.seen) for event in workspace.labels.events),
         "event": secrets.token_hex(8),
     }
@@ -159,19 +159,19 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 
 def save_label(workspace: Workspace, visit: Visit) -> str:
     """Write the label of a form, once, and go on; the last document of a query reveals the judge's grades."""
-    event, desk = event_of(workspace, visit), workspace.desk
+    event, assignment = event_of(workspace, visit), workspace.assignment
     row = workspace.index.row_of[event.pair]
-    others = [other for other in desk.rows_for(event.query_id, event.person) if other != row]
-    if event.status != "skipped" and not any(desk.is_open(other, event.person) for other in others):
+    others = [other for other in assignment.rows_for(event.query_id, event.person) if other != row]
+    if event.status != "skipped" and not any(assignment.is_open(other, event.person) for other in others):
         event = replace(event, shows="judge")
     workspace.labels.add(event)
-    word, name = desk.words(row).get(event.person), event.document_id
-    stands = "no label" if word is None else _word(workspace, word)
-    not_saved = f"Not saved: this form was sent before; {name} has {stands}."
-    visit.session.messages.append(f"Saved: {stands} for {name}." if stands == _word(workspace, event) else not_saved)
+    word, name = assignment.words(row).get(event.person), event.document_id
+    current = "no label" if word is None else _word(workspace, word)
+    not_saved = f"Not saved: this form was sent before; {name} has {current}."
+    visit.session.messages.append(f"Saved: {current} for {name}." if current == _word(workspace, event) else not_saved)
     if event.shows:
         return f"/label?{urlencode({'done': event.query_id})}"
-    left = any(event.person not in desk.words(other) for other in others)
+    left = any(event.person not in assignment.words(other) for other in others)
     return f"/label?{urlencode({'query': event.query_id})}" if left else "/label"
 
 
@@ -222,7 +222,7 @@ def _of_several(words_of: Mapping[PairIds, Mapping[str, LabelEvent]]) -> dict[Pa
 
 def adjudicate(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The pairs that are not settled, oldest first, without those that the person still has to label."""
-    people, hidden = people_agreement(workspace), workspace.desk.unfinished(visit.person)
+    people, hidden = people_agreement(workspace), workspace.assignment.unfinished(visit.person)
     differing = [row for pair in people["differing"] if (row := workspace.index.row_of.get(pair)) is not None]
     rows = [row for row in differing if row not in hidden]
     shown = {"cards": [make_card(workspace, visit, row) for row in rows[:AT_ONCE]], "more": len(rows[AT_ONCE:])}
@@ -244,7 +244,7 @@ def disagreements(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     pairs["gap"] = (pairs["judge"] - pairs["human"]).abs()
     for side in ("human", "judge"):
         pairs[side] = nearest_level(pairs[side].to_numpy(np.float64), levels)  # the label's position on the scale
-    entries = pairs[~pairs["row"].isin(workspace.desk.unfinished(visit.person))]
+    entries = pairs[~pairs["row"].isin(workspace.assignment.unfinished(visit.person))]
     counts = np.zeros((len(labels), len(labels)), dtype=int)
     np.add.at(counts, (entries["human"], entries["judge"]), 1)
     chosen = {name: visit.query.get(name, "") for name in ("human", "judge", "gap", "query")}
