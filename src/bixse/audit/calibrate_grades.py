@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from bixse.audit.audit import common_pairs, first_relevant, grade_levels, query_ids_of
-from bixse.audit.labels import ImpossibleLabel, Labels, impossible_lines, labels_of
+from bixse.audit.labels import ImpossibleLabel, impossible_lines, labels_of
 from bixse.calibration.reliability import brier, expected_calibration_error
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run import open_run
@@ -125,7 +125,18 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
     """
     out = Path(out)
     people, (judge,) = labels_of(settings, [settings.judgements])
-    fitted, warnings = _fit(people, judge, settings.min_relevant_grade)
+    if judge.mapped:
+        raise InputError(
+            f"{judge.path}: got {judge.mapped} pairs whose relevance does not follow from their grade on the scale "
+            f"{judge.scale.minimum:g} to {judge.scale.maximum:g}; expected the judge's own grades; fix: give "
+            "judgements that were not mapped before"
+        )
+    min_relevant_grade = first_relevant(grade_levels(people), settings.min_relevant_grade)
+    common, warnings = common_pairs(judge, people, min_relevant_grade)
+    fitted = fit_grade_map(common.relevance, common.relevant, query_ids_of(common))
+    scale = (judge.scale.minimum, judge.scale.maximum)
+    target = f"share of human grades from {min_relevant_grade:g} up"
+    fitted = fitted.model_copy(update={"judge": judge.name, "scale": scale, "target": target})
     pairs = mapped_pairs(settings.apply, fitted, judge.scale) if settings.apply is not None else None
     impossible = (*people.impossible, *judge.impossible)
     if not fitted.helps:
@@ -157,21 +168,6 @@ def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> Pairs:
             )
         unmapped.append(expected if grade is None else grade)
     return pairs.with_columns(relevance=fitted.apply(pairs.relevance), grade=unmapped)
-
-
-def _fit(human: Labels, judge: Labels, min_relevant_grade: float | None) -> tuple[GradeMap, list[str]]:
-    if judge.mapped:
-        raise InputError(
-            f"{judge.path}: got {judge.mapped} pairs whose relevance does not follow from their grade on the scale "
-            f"{judge.scale.minimum:g} to {judge.scale.maximum:g}; expected the judge's own grades; fix: give "
-            "judgements that were not mapped before"
-        )
-    min_relevant_grade = first_relevant(grade_levels(human), min_relevant_grade)
-    common, warnings = common_pairs(judge, human, min_relevant_grade)
-    fitted = fit_grade_map(common.relevance, common.relevant, query_ids_of(common))
-    scale = (judge.scale.minimum, judge.scale.maximum)
-    target = f"share of human grades from {min_relevant_grade:g} up"
-    return fitted.model_copy(update={"judge": judge.name, "scale": scale, "target": target}), warnings
 
 
 def fit_grade_map(

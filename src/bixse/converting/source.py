@@ -44,7 +44,18 @@ class Source:
         self.chosen, self.name, self.path = settings, settings.source, settings.path
         self.form = FORMATS[self.name].with_columns(settings.columns) if settings.columns else FORMATS[self.name]
         self._warnings: list[str] = []
-        self._find_files()
+        form, folder = self.form, self.form.folder
+        if folder:
+            self.files = [file_in_folder(self.path, folder["rows"], settings.qrels)]
+            self.corpus, self.queries = ([file_in_folder(self.path, folder[key])] for key in ("corpus", "queries"))
+        else:
+            self.files = files_of(self.path, form.suffixes, form.files)
+            self.corpus, self.queries = (
+                [] if path is None else files_of(path, what="a file of texts, or a folder of them")
+                for path in (settings.corpus, settings.queries)
+            )
+        if form.tasks:
+            self.files, self._warnings = known_files(form, self.path, self.files)
         self.grading = Grading(settings, self.form)
         self.scale = self.grading.scale
         self.statuses: Counter[str] = Counter()
@@ -54,20 +65,6 @@ class Source:
         self._rows = self._ignored = 0
         self._lost: dict[str, tuple[int, str]] = {}
         """Kind of a text -> number of rows with an id that is not among the texts, and the first such id."""
-
-    def _find_files(self) -> None:
-        form, folder = self.form, self.form.folder
-        if folder:
-            self.files = [file_in_folder(self.path, folder["rows"], self.chosen.qrels)]
-            self.corpus, self.queries = ([file_in_folder(self.path, folder[key])] for key in ("corpus", "queries"))
-        else:
-            self.files = files_of(self.path, form.suffixes, form.files)
-            self.corpus, self.queries = (
-                [] if path is None else files_of(path, what="a file of texts, or a folder of them")
-                for path in (self.chosen.corpus, self.chosen.queries)
-            )
-        if form.tasks:
-            self.files, self._warnings = known_files(form, self.path, self.files)
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -70,7 +70,10 @@ class JudgeSystem(System):
     ) -> Iterator[tuple[str, Ranking]]:
         (asked,) = task.query_sets
         candidates = self._candidates(task, depth)
-        texts = self._texts(task, candidates)
+        wanted = {document for answers in candidates.values() for document in answers}
+        texts = {name: text for name, text in task.documents() if name in wanted}
+        lost = Unjoined.of("documents of the run that the corpus lacks", sorted(wanted), texts)
+        check_joined(self.config.candidates, [lost], "name the run of this collection", every=True)
         pairs = [
             Pair(query_id, asked.queries[query_id], document_id, texts[document_id])
             for query_id, answers in candidates.items()
@@ -86,7 +89,7 @@ class JudgeSystem(System):
         yield asked.name, {query: self._reordered(query, answers, relevance) for query, answers in candidates.items()}
 
     def check_answers(self, task: Task, refuse: bool) -> list[str]:
-        return [] if self._file is None else self._file.check_answers(task, refuse=False)  # `_texts` refuses documents
+        return [] if self._file is None else self._file.check_answers(task, refuse=False)  # `answers` refuses documents
 
     def warnings(self) -> list[str]:
         """Return doubts about the order: candidates without a grade, and queries whose grades are all the same."""
@@ -117,13 +120,6 @@ class JudgeSystem(System):
         if self._file is None:
             return Bm25System().search(task, self.config.depth)[asked.name]
         return self._file.search(task, max(depth, self.config.depth))[asked.name]
-
-    def _texts(self, task: Task, candidates: Ranking) -> dict[str, str]:
-        wanted = {document for answers in candidates.values() for document in answers}
-        texts = {name: text for name, text in task.documents() if name in wanted}
-        lost = Unjoined.of("documents of the run that the corpus lacks", sorted(wanted), texts)
-        check_joined(self.config.candidates, [lost], "name the run of this collection", every=True)
-        return texts
 
     def _reordered(
         self, query_id: str, answers: Mapping[str, float], relevance: Mapping[tuple[str, str], float | None]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Options, Output, Verb
 from bixse.converting.convert_settings import ConvertSettings
-from bixse.data.make_collection import CollectionResult, CollectionSettings, make_collection
+from bixse.data.make_collection import CollectionSettings, make_collection
 from bixse.judging.generate.generate_settings import GenerateConfig
 from bixse.mining.mine_settings import MineConfig
 from bixse.progress import progress_bar
@@ -22,22 +22,19 @@ if TYPE_CHECKING:
 
 def run_collection(settings: CollectionSettings, options: Options) -> CommandResult:
     """Make a collection folder, and return its counts and the next commands."""
-    result = make_collection(settings, options.folder)
-    warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
-    artifacts = {"collection": str(options.folder), "record": str(options.folder / "run.json")}
-    metrics = {"documents": result.documents, "queries": result.queries, "splits": result.splits}
-    return CommandResult(_collection_text(result, options.folder), metrics, artifacts, warnings)
-
-
-def _collection_text(result: CollectionResult, out: Path) -> str:
     from bixse.rendering.table import format_table
 
+    result, out = make_collection(settings, options.folder), options.folder
     lines = [f"{result.documents:,} documents, {result.queries:,} queries", ""]
     if result.splits:
         names = list(next(iter(result.splits.values())))
         rows = [[name, *(format(part[key], "g") for key in names)] for name, part in result.splits.items()]
         lines += [format_table(rows, ["split", *names]), ""]
-    return "\n".join([*lines, f"collection: {out}", *_next(result.splits, shlex.quote(str(out)))])
+    lines += [f"collection: {out}", *_next(result.splits, shlex.quote(str(out)))]
+    warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
+    artifacts = {"collection": str(out), "record": str(out / "run.json")}
+    metrics = {"documents": result.documents, "queries": result.queries, "splits": result.splits}
+    return CommandResult("\n".join(lines), metrics, artifacts, warnings)
 
 
 def _next(splits: Mapping[str, Mapping[str, float]], out: str) -> list[str]:

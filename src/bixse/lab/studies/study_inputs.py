@@ -73,7 +73,14 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
 
 def _pairs_of_collection(data: StudyData, folder: Path) -> Pairs:
     """Return the training pairs of a collection, whose splits are saved in the folder."""
-    collection = divided(_collection(data), data)
+    if data.collection == PYDOCS:
+        complete = load_pydocs()
+    else:
+        path = Path(data.collection)
+        loaded = load_collection(path, list(dict.fromkeys(data.splits or _splits_of(path))))
+        _warn(f"{_name(data)}/{line}" for line in loaded.warnings)
+        complete = Collection(_name(data), loaded.corpus, loaded.queries, loaded.qrels)
+    collection = divided(complete, data)
     save_collection(collection, folder / collection.name)
     pairs = Pairs.from_collection(collection, "train", GradeScale(*data.scale))
     # some published collections hold judged documents without text, which teach nothing
@@ -161,15 +168,6 @@ def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, f
         if name is not None:
             parts[name][query_id] = judged
     return {name: dict(part) for name, part in parts.items()}
-
-
-def _collection(data: StudyData) -> Collection:
-    if data.collection == PYDOCS:
-        return load_pydocs()
-    folder = Path(data.collection)
-    loaded = load_collection(folder, list(dict.fromkeys(data.splits or _splits_of(folder))))
-    _warn(f"{_name(data)}/{line}" for line in loaded.warnings)
-    return Collection(_name(data), loaded.corpus, loaded.queries, loaded.qrels)
 
 
 def _splits_of(folder: Path) -> tuple[str, ...]:
