@@ -119,7 +119,10 @@ class GradedLoss(nn.Module, ABC):
                 "document columns; expected a relevance for each document; fix: one label per document column"
             )
         relevance = labels.reshape(rows, -1)  # (B, K)
-        first, columns = _merge_documents(document_features)
+        tokens = [tokens_without_padding(features) for features in document_features]
+        width = max(part.shape[1] for part in tokens)
+        padded = [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1) for part in tokens]
+        first, columns = identical_texts({"input_ids": torch.cat(padded)})
         columns = columns.reshape(len(document_features), rows).T  # (B, K)
         _, query_ids = identical_texts(query_features)
         graded = mean_grades(
@@ -212,14 +215,6 @@ def _check_embeds(model: object) -> None:
             "build_encoder(NAME_OR_FOLDER) or SentenceTransformer(NAME_OR_FOLDER) (a CrossEncoder reads both texts "
             "together and has no embeddings: `bixse grade` takes it as a judge)"
         )
-
-
-def _merge_documents(document_features: Sequence[Features]) -> tuple[Tensor, Tensor]:
-    """Return the first row of each distinct document in the concatenated columns, and each row's document."""
-    tokens = [tokens_without_padding(features) for features in document_features]
-    width = max(part.shape[1] for part in tokens)
-    padded = [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1) for part in tokens]
-    return identical_texts({"input_ids": torch.cat(padded)})
 
 
 def _unit_length(vectors: Tensor) -> Tensor:

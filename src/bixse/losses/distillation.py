@@ -83,13 +83,11 @@ class DistillKLLoss(DistillationLoss):
         graded = targets.graded(logits.dtype).bool()
         graded &= graded.sum(dim=1, keepdim=True) > 1
         teacher = relevance / self.options.temperature
-        wanted, reached = (_log_softmax(scores, graded) for scores in (teacher, logits))
+        least = torch.finfo(logits.dtype).min
+        wanted, reached = (  # log-softmax over the graded documents of a row; 0 elsewhere
+            scores.masked_fill(~graded, least).log_softmax(dim=1).masked_fill(~graded, 0.0)
+            for scores in (teacher, logits)
+        )
         share = wanted.exp().mul_(graded)
         value = (share * (wanted - reached)).sum(dtype=torch.float64)
         return ChunkResult(value, graded.any(dim=1).sum(), reached.exp_().mul_(graded).sub_(share))
-
-
-def _log_softmax(scores: Tensor, counted: Tensor) -> Tensor:
-    """Return the log-softmax over the entries of a row that count; 0 elsewhere."""
-    least = torch.finfo(scores.dtype).min
-    return scores.masked_fill(~counted, least).log_softmax(dim=1).masked_fill(~counted, 0.0)

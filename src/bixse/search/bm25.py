@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import Stemmer
 
 from bixse.errors import InputError
@@ -62,18 +61,13 @@ class BM25:
             scores = self._index.get_scores(tokens)
             if exclude_self:
                 scores[self.document_ids == query_id] = 0.0
-            best = self._best(scores, top_k)
+            candidates = np.flatnonzero(scores > 0)
+            if len(candidates) > top_k:  # the tie rule is for all documents tied at the cut
+                cut = np.partition(scores[candidates], -top_k)[-top_k]
+                candidates = candidates[scores[candidates] >= cut]
+            best = candidates[np.lexsort((self._tie_rank[candidates], -scores[candidates]))][:top_k]
             results[query_id] = dict(zip(self.document_ids[best].tolist(), scores[best].tolist(), strict=True))
         return results
-
-    def _best(self, scores: npt.NDArray[np.float32], top_k: int) -> npt.NDArray[np.int64]:
-        """Return the positions of the best scores above 0, after the tie rule for all documents tied at the cut."""
-        candidates = np.flatnonzero(scores > 0)
-        if len(candidates) > top_k:
-            cut = np.partition(scores[candidates], -top_k)[-top_k]
-            candidates = candidates[scores[candidates] >= cut]
-        order = np.lexsort((self._tie_rank[candidates], -scores[candidates]))
-        return candidates[order][:top_k]
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[str]]:
         import bm25s  # the import takes nearly two seconds, for numba and SciPy

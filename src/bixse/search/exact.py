@@ -138,24 +138,19 @@ def _best_by_bar(scores: torch.Tensor, start: int, known: torch.Tensor, count: i
     """Return the `count` highest sort keys among the known keys and a new chunk's scores, highest first, on a CPU."""
     wanted = min(count, known.shape[1] + scores.shape[1])
     # after the first chunk few scores can be among the best: keys of the others would cost time
-    rows, columns = _contenders(scores, known, count)
-    numbers = torch.bincount(rows, minlength=len(scores))
-    slots = torch.arange(len(rows), device=rows.device) - (numbers.cumsum(0) - numbers)[rows]
-    width = max([wanted, *numbers.tolist()])
-    keys = torch.full((len(scores), width), _NO_KEY, dtype=torch.int64, device=scores.device)
-    keys[rows, slots] = _to_keys(scores[rows, columns], start, columns)
-    return torch.cat([known, keys], dim=1).topk(wanted, dim=1).values
-
-
-def _contenders(scores: torch.Tensor, known: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows and columns, in order, of all scores that may be among the `count` best."""
     if known.shape[1] == count:  # an equal score has a higher position, so that it comes after the known scores
         bar, equals = _from_keys(known[:, -1:])[0], False
     else:  # all ties with the chunk's own `count`-th score take part
         bar, equals = scores.topk(min(count, scores.shape[1]), dim=1).values[:, -1:], True
     values, bars = scores.numpy(), bar.numpy()  # NumPy finds few true values several times faster than PyTorch
     flat = torch.from_numpy(np.flatnonzero(values >= bars if equals else values > bars))
-    return flat // scores.shape[1], flat % scores.shape[1]
+    rows, columns = flat // scores.shape[1], flat % scores.shape[1]
+    numbers = torch.bincount(rows, minlength=len(scores))
+    slots = torch.arange(len(rows), device=rows.device) - (numbers.cumsum(0) - numbers)[rows]
+    width = max([wanted, *numbers.tolist()])
+    keys = torch.full((len(scores), width), _NO_KEY, dtype=torch.int64, device=scores.device)
+    keys[rows, slots] = _to_keys(scores[rows, columns], start, columns)
+    return torch.cat([known, keys], dim=1).topk(wanted, dim=1).values
 
 
 def _best_by_topk(scores: torch.Tensor, start: int, known: torch.Tensor, count: int) -> torch.Tensor:
