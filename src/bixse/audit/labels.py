@@ -191,7 +191,6 @@ def read_labels(
 
     Raise InvalidFileError with all errors: no id, a grade that is no number, two grades or probabilities of one pair.
     Raise InputError for a file that is unreadable or has no usable label.
-
     """
     path = Path(path)
     files_of(path, (".parquet",), "a file of labels, or a folder of some in Parquet")
@@ -246,10 +245,8 @@ def _table_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
             got = f"{row['probability']:g}"
             errors.add(number, "probability", got, "above 0 and up to 1", "write how it was drawn")
         if not row["repeat"]:
-            as_read = {
-                name: row[name] for name in ("probability", "judge", "person", "event", "undoes", "seen", "plan")
-            }
-            yield _Row(number, *ids, grade, relevance, status, **as_read)
+            rest = ("probability", "judge", "person", "event", "undoes", "seen", "plan")
+            yield _Row(number, *ids, grade, relevance, status, **{name: row[name] for name in rest})
     if not has_labels and not (errors.total and errors.columns.keys() & {"grade", "relevance", "status"}):
         errors.lacks(None, ("grade", "relevance"), "a column 'grade' or 'relevance' with values", "rename or add it")
 

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Literal
 
 from bixse.relevance import ranked
@@ -84,7 +83,7 @@ def keep_new(
 def text_key(text: str) -> bytes:
     """Return a key that texts share if and only if they differ in white space alone."""
     # 128 bits: among 10^9 texts, two share a key with a probability of about 10^-21.
-    return blake2b(" ".join(text.split()).encode("utf-8"), digest_size=16).digest()
+    return hashlib.blake2b(" ".join(text.split()).encode("utf-8"), digest_size=16).digest()
 
 
 def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: int, query_id: str) -> list[int]:
