@@ -14,9 +14,9 @@ LONG = 50
 ENTRIES = {"train": "bixse.training.recipe", "evaluate": "bixse.evaluation.evaluate"}
 LIMITS = {
     "functions above 50 lines": 2,
-    "private functions with one caller": 411,
-    "lines reached from train": 10_770,
-    "lines reached from evaluate": 8_283,
+    "private functions with one caller": 396,
+    "lines reached from train": 10_798,
+    "lines reached from evaluate": 8_294,
     "classes of settings": 47,
     "settings": 300,
 }
