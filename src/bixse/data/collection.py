@@ -126,7 +126,7 @@ def load_collection(
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> toy = Collection("toy", {"d1": Document("", "copies a file")}, {"q1": "copy"}, {"test": {"q1": {"d1": 2}}})
+        >>> toy = Collection.of({"d1": "copies a file"}, {"q1": "copy"}, {"q1": {"d1": 2}})
         >>> save_collection(toy, folder)
         >>> load_collection(folder).qrels["test"]
         {'q1': {'d1': 2.0}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
@@ -102,7 +102,7 @@ def save_judgements(judgements: Sequence[JudgedPair], path: Path, graded: Path) 
     save_table(pa.Table.from_pylist([judgement.row for judgement in judgements], schema=COLUMNS), path)
     rows = [
         {
-            **asdict(judgement.pair),
+            **vars(judgement.pair),
             **{name: judgement.row[name] for name in ("relevance", "grade", "grade_probs")},
             "judge": judgement.row["judge"] or None,
         }
