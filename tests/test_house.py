@@ -16,7 +16,7 @@ LIMITS = {
     "functions above 50 lines": 2,
     "private functions with one caller": 396,
     "lines reached from train": 10_798,
-    "lines reached from evaluate": 8_294,
+    "lines reached from evaluate": 8_297,
     "classes of settings": 47,
     "settings": 300,
 }

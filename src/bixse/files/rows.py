@@ -315,7 +315,8 @@ def _json_rows(
     path: Path, columns: Sequence[FileColumn], errors: InvalidFileError, digest: Hash | None = None
 ) -> Iterator[Row]:
     needed = {column.name for column in columns if column.needed}
-    has_other_names = any(column.other_names for column in columns)
+    keys: tuple[str, ...] = ()
+    renamed: list[tuple[str, str]] = []
     looked_for = dict.fromkeys(name for column in columns for name in column.names)
     for number, line, position in text_lines(path, errors, digest):
         try:
@@ -329,11 +330,13 @@ def _json_rows(
         if not isinstance(row, dict):
             errors.add(number, None, shorten(row), "a JSON object", "write {...} with its keys")
             continue
-        if not row.keys() <= errors.columns.keys():  # a million rows mostly name the same columns
-            known = len(errors.columns)
-            errors.columns |= dict.fromkeys(row if known < COLUMNS_NAMED else looked_for.keys() & row.keys())
-        if has_other_names:
-            row |= {column.name: row[name] for column in columns if (name := _name_in(column, row)) is not None}
+        if tuple(row) != keys:  # a million rows mostly have the same keys
+            keys, known = tuple(row), len(errors.columns)
+            errors.columns |= dict.fromkeys(keys if known < COLUMNS_NAMED else looked_for.keys() & row.keys())
+            named = {column.name: _name_in(column, row) for column in columns if column.name not in row}
+            renamed = [(column, name) for column, name in named.items() if name is not None]
+        for column_name, name in renamed:
+            row[column_name] = row[name]
         if not needed <= row.keys():
             for column in columns:
                 if column.name in needed and column.name not in row:
