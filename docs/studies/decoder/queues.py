@@ -1,9 +1,9 @@
-"""Write the queues of on_gpu.py, and print the tables of its runs.
+"""Write the queues of many_runs.py, and print the tables of its runs.
 
-    python docs/studies/decoder/queues.py queue sweep|final|large-rates|large [--runs RUNS]
+    python docs/studies/decoder/queues.py queue scales|rates|variants|final|large-rates|large [--runs RUNS]
     python docs/studies/decoder/queues.py table|rows RUNS
 
-`final` and `large` read the runs of the sweep on dev, which choose rate and scale of each loss and map.
+`rates`, `final` and `large` read the runs on dev that are there, which choose scale and rate of each loss and map.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from on_gpu import Arm
+from many_runs import Arm
 
 from bixse.lab.studies.study import crossed_interval
 
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     Scores = dict[str, dict[str, float]]
 
 LOSSES, MAPS = ("infonce", "bixse", "soft-infonce"), ("none", "mean-and-deviation", "mean")
-CELLS = [*product(MAPS, LOSSES), ("project", "bixse")]
-SCALES, RATES = (20.0, 10.0, 40.0, 5.0, 3.0), (3e-4, 1e-3, 1e-4)
-"""The most likely first: a sweep that is cut off has complete tables of these."""
+CELLS = {6: [*product(MAPS, LOSSES), ("project", "bixse")], 12: [*product(MAPS, LOSSES)]}
+SCALES, RATES = (20.0, 10.0, 5.0, 40.0, 3.0), (3e-4, 1e-3, 1e-4)
 LARGE = Arm(layers=30, steps=0, epochs=4.0, batch=256, lr=2e-4, data="mixture", length=96, read=256, on="test")
 LARGE_CELLS = [("none", "infonce"), ("mean-and-deviation", "bixse"), ("mean-and-deviation", "infonce"),
                ("none", "soft-infonce"), ("none", "bixse"), ("none", "lambdaloss-v2")]  # fmt: skip
@@ -44,13 +43,25 @@ def finished(runs: Path | None) -> Iterator[tuple[Arm, dict[str, Any]]]:
         yield Arm.of(row["arm"]), row
 
 
-def sweep() -> Iterator[Arm]:
-    """Yield one run per depth, loss, map, rate and scale, on dev."""
-    grid = product(range(len(SCALES)), range(len(RATES)))
-    for scale, rate in sorted(grid, key=sum):
-        for layers, (kind, loss) in product((12, 6), CELLS):
-            if kind != "project" or layers == 6:
-                yield Arm(loss, kind, layers, lr=RATES[rate], scale=SCALES[scale])
+def scales() -> Iterator[Arm]:
+    """Yield one run per depth, scale, map and loss, on dev."""
+    for layers, scale in product(CELLS, SCALES):
+        for kind, loss in CELLS[layers]:
+            yield Arm(loss, kind, layers, lr=RATES[0], scale=scale)
+
+
+def rates(chosen: Chosen) -> Iterator[Arm]:
+    """Yield the other rates of each depth, map and loss at its best scale, on dev."""
+    for layers, rate in product(CELLS, RATES[1:]):
+        for kind, loss in CELLS[layers]:
+            yield replace(chosen.of(Arm(loss, kind, layers)), lr=rate)
+
+
+def variants(chosen: Chosen) -> Iterator[Arm]:
+    """Yield what BiXSE may lack at twelve layers, on dev: other starts of the bias, hard entries, a growing scale."""
+    start = chosen.of(Arm("bixse", "mean-and-deviation", 12))
+    for changes in ({"hard": 1.0}, {"bias": "-3"}, {"grow": 0.25}, {"hard": 0.5}, {"bias": "0"}):
+        yield replace(start, **changes)
 
 
 class Chosen:
@@ -75,12 +86,10 @@ class Chosen:
 
 def final(chosen: Chosen) -> Iterator[Arm]:
     """Yield five seeds of each loss and map at its best, on test: first steps and batch of the sweep, then others."""
-    for layers, kind in product((12, 6), MAPS):
+    for layers, kind in product(CELLS, MAPS):
         yield Arm("none", kind, layers, on="dev+test")
-    for (steps, batch), seed, layers, (kind, loss) in product(
-        ((60, 32), (240, 32), (60, 16), (60, 64)), range(5), (12, 6), CELLS
-    ):
-        if kind != "project" or layers == 6:
+    for (steps, batch), seed, layers in product(((60, 32), (240, 32), (60, 16), (60, 64)), range(5), CELLS):
+        for kind, loss in CELLS[layers]:
             yield chosen.of(Arm(loss, kind, layers, steps=steps, batch=batch, seed=seed, on="dev+test"))
 
 
@@ -166,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     of_queue = commands.add_parser("queue")
-    of_queue.add_argument("name", choices=("sweep", "final", "large-rates", "large"))
+    of_queue.add_argument("name", choices=("scales", "rates", "variants", "final", "large-rates", "large"))
     of_queue.add_argument("--runs", type=Path)
     prints = {"table": table, "rows": rows}
     for name in prints:
@@ -176,7 +185,14 @@ def main() -> None:
         print("\n".join(prints[args.command](args.runs)))
         return
     chosen = Chosen(args.runs)
-    queues = {"sweep": lambda _: sweep(), "final": final, "large-rates": large_rates, "large": large}
+    queues = {
+        "scales": lambda _: scales(),
+        "rates": rates,
+        "variants": variants,
+        "final": final,
+        "large-rates": large_rates,
+        "large": large,
+    }
     print("\n".join(arm.line for arm in queues[args.name](chosen)))
 
 

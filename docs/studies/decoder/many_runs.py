@@ -1,14 +1,13 @@
-r"""Train a decoder's lowest layers with several losses, many runs per process, on one GPU.
+r"""Train a decoder's lowest layers with several losses, many runs per process, on one GPU or one core per process.
 
-    python docs/studies/decoder/queues.py queue sweep > sweep.txt
-    python docs/studies/decoder/on_gpu.py sweep.txt runs/gpu --model runs/smollm2 --data DATA --budget 200 --part 0/4
-    python docs/studies/decoder/queues.py queue final --runs runs/gpu > final.txt
-    python docs/studies/decoder/queues.py table runs/gpu
+    python docs/studies/decoder/queues.py queue scales > queue.txt
+    python docs/studies/decoder/many_runs.py queue.txt RUNS --model runs/smollm2 --data DATA --budget 200 --part 0/4
+    python docs/studies/decoder/queues.py table RUNS
 
 A queue has one run per line, the most informative first: `loss=infonce map=mean layers=6 lr=0.001` and other fields of
 `Arm`. A run writes one JSON line (RUNS/NAME.json) and its nDCG@10 per query (RUNS/NAME.npz); a run that has both is not
-done again. Several processes with other parts of a queue share the GPU. DATA holds nfcorpus, scifact and pydocs (the
-collection of `bixse quickstart`); the model is the folder of convert.py.
+done again. Several processes with other parts of a queue share the GPU, or take a core each (OMP_NUM_THREADS=1). DATA
+holds nfcorpus, scifact and pydocs (the collection of `bixse quickstart`); the model is the folder of convert.py.
 """
 
 from __future__ import annotations
@@ -16,17 +15,21 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn.functional import normalize
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
 from bixse.data.collection import load_collection
 from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.precision import autocast
 from bixse.evaluation.metrics import evaluate_run
+from bixse.losses import BiXSELoss
 from bixse.losses.catalogue import build_loss
 from bixse.losses.targets import GradedTargets
 
@@ -43,7 +46,7 @@ INSTRUCTIONS = {
     "pydocs": "Given a question about Python, retrieve documentation that answers it",
 }
 QUERY_TOKENS, LONGEST, TEXTS_MEASURED = 64, 256, 1000
-TOKENS_TRAINED, TOKENS_READ = 2**14, 2**17
+TOKENS_TRAINED, TOKENS_READ = (2**14, 2**17) if DEVICE.type == "cuda" else (2**13, 2**12)
 """Maximum number of tokens per pass, padding included: whole batches of 32 queries are one pass."""
 LOGGED_EVERY = 20
 LOGGED = ("step", "loss", "relevant", "irrelevant", "r", "on_relevant", "on_irrelevant", "on_nearest", "pull")
@@ -66,7 +69,9 @@ class Arm:
     scale: float = 20.0
     seed: int = 0
     data: str = "pydocs"  # or mixture
-    bias: str = "fit"
+    bias: str = "fit"  # prior, or a number
+    hard: float = 0.0  # weight p ** hard of BiXSE's irrelevant entries, with mean 1: the probable ones pull more
+    grow: float = 0.0  # share of the scale at the first step; it grows evenly
     length: int = 48  # tokens of a document in training, and `read` in evaluation
     read: int = 64
     on: str = "dev"  # dev, test or dev+test
@@ -86,6 +91,20 @@ class Arm:
     @property
     def name(self) -> str:
         return self.line.translate(str.maketrans("=+ ", "--_"))
+
+
+class HardBiXSE(BiXSELoss):
+    """BiXSE whose irrelevant entries count by their probability, on a small batch."""
+
+    hard = 0.0
+
+    def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+        if not self.has_bias:
+            self.start_bias(queries, documents, targets)
+        logits, relevance = self.logit_scale * queries @ documents.T + self.logit_bias, targets.dense()[0]
+        weights, irrelevant = logits.detach().sigmoid() ** self.hard, relevance == 0
+        weights = torch.where(irrelevant, weights / weights[irrelevant].mean(), 1.0)
+        return (weights * binary_cross_entropy_with_logits(logits, relevance, reduction="none")).sum() / len(queries)
 
 
 class Texts:
@@ -191,6 +210,9 @@ class Machine:
         self.encoder = build_encoder(model, bidirectional=True, pooling="mean", device=str(DEVICE)).float()
         self.backbone: Any = self.encoder[0].auto_model
         self.layers = list(self.backbone.layers)
+        if DEVICE.type == "cpu":  # half of a step is element by element there, which a compiled layer fuses
+            for layer in self.layers:
+                layer.compile(dynamic=True)
         self.start = {name: value.clone() for name, value in self.encoder.state_dict().items()}
         self.recomputes = 0
         self.data, self.tasks, self.searched, self.maps = data, dict[str, Task](), dict[Any, Texts](), dict[Any, Any]()
@@ -206,7 +228,8 @@ class Machine:
         """Return (N, D) means of token states, without a prompt's tokens, in float32 and the order of the texts."""
         means = []
         for ids, seen, weights in texts.passes:
-            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda"):
+            # on a CPU the flash kernel takes longer than plain products, above all backwards
+            with autocast(DEVICE), sdpa_kernel(SDPBackend.MATH) if DEVICE.type == "cpu" else nullcontext():
                 # transformers looks at a mask of 2 dimensions, and waits for the GPU; one of 4 it takes as it is
                 states = self.backbone(input_ids=ids, attention_mask=seen, use_cache=False).last_hidden_state
             means.append((states.float() * weights).sum(1))
@@ -242,12 +265,14 @@ class Machine:
         if arm.loss.startswith("bixse"):
             options["bias"] = arm.bias if arm.bias.isalpha() else float(arm.bias)
         loss: Any = build_loss(arm.loss if batches else "bixse", self.encoder, **options)
+        if arm.hard:
+            loss.__class__, loss.hard = HardBiXSE, arm.hard
         learned = [value for name, value in loss.named_parameters() if not name.startswith("model.")]
         for value in learned:  # not the whole loss: the flag of the fitted bias is read in each step, on the CPU
             value.data = value.data.to(DEVICE)
         groups = [{"params": list(self.backbone.parameters()), "lr": arm.lr}]
         groups += [{"params": [value], "lr": 100 * arm.lr} for value in learned if value.requires_grad]
-        optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98), fused=DEVICE.type == "cuda")
+        optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98), fused=True)
         steps, warm = len(batches), max(1, round(0.05 * len(batches)))
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / warm, 1, (steps - step) / max(1, steps - warm))
@@ -255,6 +280,8 @@ class Machine:
         self.backbone.train()
         log, began = [], time.monotonic()
         for step, (texts, queries, targets) in enumerate(batches):
+            if arm.grow:
+                loss.logit_scale.data.fill_(arm.scale * (arm.grow + (1 - arm.grow) * step / steps))
             both = normalize(mapped(self.pooled(texts)), dim=-1)
             value = loss.compute_loss_from_embeddings(both[:queries], both[queries:], targets)
             value.backward()
