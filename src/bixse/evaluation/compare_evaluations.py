@@ -14,7 +14,7 @@ import numpy as np
 
 from bixse.data.run import RUN_FILE, Run, open_run
 from bixse.errors import InputError, shorten
-from bixse.evaluation.evaluate import Evaluation, evaluate
+from bixse.evaluation.evaluate import Evaluation, evaluate_query_sets
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, ir_name
 from bixse.evaluation.statistics import Floats, holm, mean_difference, paired_differences, sign_flip_test
 from bixse.files.files import write_atomically
@@ -279,7 +279,7 @@ def evaluate_systems(
     scores = {}
     for system, shown in zip(systems, shown_names(systems), strict=True):
         folder = out / system.name if out is not None and root is not None else out
-        evaluation = evaluate(system, task, folder, progress)
+        evaluation = evaluate_query_sets(system, task, folder, progress)[task.name]
         scores[shown] = {task.name: replace(evaluation, run={})}
         system.release()
         if root is not None:  # not before, so that a refused command leaves no record

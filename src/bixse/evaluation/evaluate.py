@@ -101,7 +101,6 @@ def evaluate(
     system: SystemSource,
     task: CollectionSource | Task,
     out: str | Path | None = None,
-    progress: ProgressBars | None = None,
     verbose: bool = True,
 ) -> Evaluation:
     """Search a collection with a model and score the answers against its graded judgements.
@@ -115,7 +114,6 @@ def evaluate(
         out: folder for run.json, run.trec and per_query.json. The same call reads finished results from it, and
             continues an interrupted search of the corpus. None writes nothing, not even embeddings of objects into
             the cache.
-        progress: makes a progress callback from a title and a total, in place of `verbose`.
         verbose: show progress.
 
     Raises:
@@ -134,8 +132,8 @@ def evaluate(
     if len(task.query_sets) > 1:
         names = ", ".join(query_set.name for query_set in task.query_sets)
         raise InputError(f"task {task.name}: got the query sets {names}; expected one; fix: call evaluate_query_sets")
-    shown = progress or (progress_bar if verbose else None)
-    return evaluate_query_sets(opened, task, None if out is None else Path(out), shown)[task.name]
+    folder, progress = None if out is None else Path(out), progress_bar if verbose else None
+    return evaluate_query_sets(opened, task, folder, progress)[task.name]
 
 
 def evaluate_query_sets(
