@@ -165,6 +165,11 @@ for words in [["--version"], ["--help"], *([*name.split(), "--help"] for name in
     assert [line for line in ended if not line.endswith(" 0 []")] == []
 
 
+def test_the_module_of_the_command_runs_as_a_program_too():
+    done = subprocess.run([sys.executable, "-m", "bixse.cli.main", "zzz"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.startswith("error: bixse"), "zzz" in done.stderr) == (2, True, True)
+
+
 def test_a_reader_that_stops_early():
     code = HARMLESS.replace("RESULT", 'CommandResult("line\\n" * 100_000)').replace(" or command.main(WORDS)", "")
     done = subprocess.run(

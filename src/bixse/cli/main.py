@@ -292,12 +292,12 @@ class _Plain(logging.Formatter):
         return printable(f"{record.levelname.lower()}: {super().format(record)}")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def _without_long_words(text: str, longest: int = 500) -> str:
     """Cut words, such as names of models and paths, that would fill the terminal."""
     end = r"(?P<end>[\"'`):;,.]{0,4})(?!\S)"  # of the sentence, which goes on
     cut = lambda word: f"{word[0][:100]}... ({len(word[0]):,} characters){word['end']}"  # noqa: E731
     return re.sub(rf"\S{{{longest},}}?{end}", cut, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
