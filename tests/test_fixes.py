@@ -16,7 +16,7 @@ from bixse.data.collection import Collection, load_collection, save_collection
 from bixse.data.corpus import Document
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
 from bixse.data.trec import read_qrels, read_run
-from bixse.errors import InputError, InvalidFileError
+from bixse.errors import InputError, InvalidFileError, needs_extra
 from helpers.command import result_of
 from test_pages import flags, unknown_words
 
@@ -94,6 +94,12 @@ def run(commands):
             exec(shlex.split(command)[2], {})
         else:
             subprocess.run(["bash", "-ec", command], check=True, timeout=60)
+
+
+def test_an_import_that_fails_without_the_name_of_a_package_names_the_extra():
+    with pytest.raises(InputError) as error, needs_extra("grade", "asking servers"):
+        raise ImportError("numpy 3 is needed")
+    assert (error.value.where, "numpy 3 is needed" in error.value.got) == ("grade", True)
 
 
 def test_best_lines_of_a_run_of_chunks(toy):

@@ -80,7 +80,7 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
         if (error.name or "").startswith("bixse"):
             raise
         raise InputError(
-            f"{error.name}: got no usable package ({error}); expected it for {purpose}; fix: pip install "
+            f"{error.name or extra}: got no usable package ({error}); expected it for {purpose}; fix: pip install "
             f"'bixse[{extra}]'"
         ) from error
 
