@@ -58,6 +58,7 @@ def test_all_missing_data_is_listed_before_a_model_is_loaded(data, tmp_path):
     ("options", "message"),
     [
         ({"suite": "bier"}, "did you mean 'beir'"),
+        ({"suite": "my-collection"}, "fix: .*local"),
         ({"tasks": ["FiQA"]}, "got 'FiQA'; expected one of .*did you mean 'FiQA2018'"),
         ({"data": None}, "suite beir: got no --data"),
         ({"systems": []}, "models: got none"),

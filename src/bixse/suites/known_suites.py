@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any, Literal, TypeAlias
 
 from bixse.errors import check_known
+from bixse.results import LOCAL
 
 SuiteEngine: TypeAlias = Literal["folders", "short", "trec-dl", "trec-dl-rerank", "mteb"]
 """The evaluator: bixse on collection folders (complete or cut short) or on TREC files, or mteb."""
@@ -62,7 +63,7 @@ class Suite:
 
 def suite_named(name: str) -> Suite:
     """Return a suite by its name. An unknown name raises InputError."""
-    check_known("suite", name, SUITES)
+    check_known("suite", name, SUITES, f"choose one of these, or {LOCAL} for one collection")
     return SUITES[name]
 
 
