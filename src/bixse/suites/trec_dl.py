@@ -133,7 +133,6 @@ def _pool_task(
     name: str, data: Path, sets: Sequence[QuerySet], files: Sequence[str], passages: Mapping[str, str]
 ) -> Task:
     """Return a task with a corpus that is small enough to hold in memory and to hash."""
-    hashes = {name: file_hash(path) for name in files if (path := _find_file(data, name)) is not None}
     content = hashlib.sha256(repr(list(passages.items())).encode("utf-8", "replace")).hexdigest()
     hashes = {file: file_hash(path) for file in files if (path := _find_file(data, file)) is not None}
     return Task(
