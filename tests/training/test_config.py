@@ -116,6 +116,10 @@ def test_settings_that_do_not_fit_together(settings, fact):
         TrainConfig.load(None, {"pairs": "pairs.jsonl", **settings})
 
 
+def test_a_static_encoder_takes_a_word_that_changes_nothing():
+    assert TrainConfig(pairs="p", model="static:demo", standardise="none").standardise == "none"
+
+
 def test_settings_that_came_later_do_not_change_a_run_without_them():
     plain, sharded = (TrainConfig(pairs="p", **changes).identity() for changes in ({}, {"sharding": "full"}))
     assert not {"dimensions", "standardise"} & plain.keys()

@@ -209,7 +209,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _fits_a_static_encoder(self) -> TrainConfig:
-        given = [name for name in NOT_OF_A_STATIC_ENCODER if getattr(self, name) is not None]
+        given = [name for name in NOT_OF_A_STATIC_ENCODER if getattr(self, name) not in (None, "none")]
         if self.model.startswith(STATIC) and given:
             raise ValueError(
                 f"got {given[0]} for a static encoder, which is a table of token embeddings; expected none; "
