@@ -1,10 +1,12 @@
 """Links of the pages lead to files and headings, their commands exist, and their figures stand in docs/results."""
 
+import ast
 import csv
 import importlib.util
 import math
 import re
 import shlex
+import symtable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +19,7 @@ from bixse.files.values import number_of
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+SCRIPTS = sorted(path for folder in (DOCS, ROOT / "benchmarks") for path in folder.rglob("*.py"))
 TASKS = ("start", "python", "own-data", "data", "grade", "train", "evaluate", "serve", "scale")
 TOP = {"README", *TASKS, "findings", "losses", "design", "paper-to-code", "pitfalls", "style"}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -109,6 +112,34 @@ def test_links_commands_and_tests_that_a_page_names_exist(page):
     assert not dead_links(page, text)
     assert not [(words, bad) for words in commands(text) if (bad := unknown_words(words))]
     assert not list(missing_tests(text))
+
+
+def lost_imports(source):
+    """Yield the names that a script imports from modules of bixse which lack them."""
+    for node in ast.walk(ast.parse(source)):
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if not module.startswith("bixse."):
+            continue
+        path = ROOT.joinpath("src", *module.split("."))
+        files = (path / "__init__.pyi", path / "__init__.py", path.with_suffix(".py"))
+        text = next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
+        symbols = symtable.symtable(text, module, "exec").get_symbols()
+        there = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+        for name in {alias.name for alias in node.names} - there:
+            if not (path / f"{name}.py").is_file() and not (path / name).is_dir():
+                yield f"{module}.{name}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_script_imports_what_is_there(script):
+    assert list(lost_imports(script.read_text(encoding="utf-8"))) == []
+
+
+def test_lost_imports_are_found():
+    source = (
+        "from bixse.errors import InputError, Lost\nfrom bixse.gone import x\nfrom bixse.data import corpus, lost\n"
+    )
+    assert list(lost_imports(source)) == ["bixse.errors.Lost", "bixse.gone.x", "bixse.data.lost"]
 
 
 def test_a_dead_link_an_unknown_flag_and_a_missing_test_are_found():

@@ -41,7 +41,7 @@ from .lab.few_labels import evaluate_few_labels as evaluate_few_labels
 # Models and losses: what is trained
 from .encoders.relevance_model import RelevanceModel as RelevanceModel
 from .encoders.loading.build import build_encoder as build_encoder
-from .encoders.scorers import load_relevance_model as load_relevance_model
+from .encoders.loading.load_scorer import load_relevance_model as load_relevance_model
 from .losses.bixse import BiXSELoss as BiXSELoss
 from .losses.infonce import InfoNCELoss as InfoNCELoss
 from .losses.infonce import SoftInfoNCELoss as SoftInfoNCELoss

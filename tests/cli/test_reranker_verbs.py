@@ -8,7 +8,7 @@ import pytest
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.scorers import load_relevance_model, load_scorer
+from bixse.encoders.loading.load_scorer import load_relevance_model, load_scorer
 from bixse.judging.judge import Question
 from bixse.judging.open_judge import JudgeSettings
 from bixse.judging.rubrics import load_rubric

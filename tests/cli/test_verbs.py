@@ -17,7 +17,7 @@ from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead, Threshold, load_heads
 from bixse.encoders.loading.build import build_encoder, model_hashes
-from bixse.encoders.scorers import load_relevance_model
+from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.errors import ModelError
 from bixse.progress import SECONDS_VARIABLE
 from helpers.command import call, refused

@@ -80,6 +80,15 @@ def test_wrong_input_is_refused_before_slow_imports(files, words):
     assert (envelope["status"], bool(error.got and error.expected and error.fix), imported) == ("failed", True, [])
 
 
+@pytest.mark.parametrize("call", ["load_relevance_model(NAME)", "calibrate(NAME, [PAIR])"])
+def test_a_wrong_model_is_refused_in_python_before_torch_is_imported(call):
+    given = "NAME, PAIR = 'no/such/model', {'query': 'a', 'document': 'b', 'relevance': 1}"
+    code = f"import sys, bixse\nfrom bixse.errors import ModelError\n{given}\ntry:\n    bixse.{call}\n"
+    code += "except ModelError as error:\n    print(error.where, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "model 'no/such/model' False\n"
+
+
 def test_bm25_is_evaluated_without_torch(files):
     envelope, imported = answered("evaluate", "bm25", "--collection", files / "toy")
     # Arrow looks for pandas when it copies the corpus

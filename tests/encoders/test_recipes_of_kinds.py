@@ -10,7 +10,7 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncode
 
 from bixse.encoders.head import log_odds
 from bixse.encoders.loading.kinds import kind_of
-from bixse.encoders.scorers import load_relevance_model
+from bixse.encoders.loading.load_scorer import load_relevance_model
 from helpers.command import call
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kinds.md"

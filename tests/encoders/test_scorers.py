@@ -14,7 +14,7 @@ from bixse.encoders import scorers
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.kinds import kind_of
-from bixse.encoders.scorers import load_relevance_model, load_scorer
+from bixse.encoders.loading.load_scorer import load_relevance_model, load_scorer
 from bixse.errors import InputError, ModelError, NotFiniteError
 from bixse.files.files import HASHES_FILE
 from helpers.rerankers import DAMAGES, damaged, save_reranker

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bixse.encoders.scorers import load_scorer
+from bixse.encoders.loading.load_scorer import load_scorer
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.reranking import RerankedSystem

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from bixse.encoders.head import RelevanceHead, Threshold
+from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
-from bixse.encoders.scorers import load_relevance_model
 from bixse.errors import InputError, ModelError
 from bixse.export.export_settings import PushSettings
 from bixse.export.push import push

@@ -12,8 +12,8 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.backbones import sees_whole_text
 from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.encoders.loading.precision import use_precision
-from bixse.encoders.scorers import load_relevance_model
 from bixse.files.files import HASHES_FILE, damage
 from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_figures

@@ -11,7 +11,7 @@ from launch import TRAIN_ALL, compare, finish, read, run_all, settings_file, sta
 from safetensors.torch import load_file, save_file
 
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.scorers import load_relevance_model
+from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.errors import InputError, ModelError, StorageError, TrainingError
 from bixse.files.files import write_with_hash
 from bixse.losses import BiXSELoss

@@ -14,8 +14,8 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run import LAST_VERSION
 from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads
 from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.encoders.relevance_model import RelevanceModel
-from bixse.encoders.scorers import load_relevance_model
 from bixse.encoders.serving import older_settings
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, TrainingError
 from bixse.evaluation.evaluate import evaluate

@@ -15,8 +15,8 @@ from transformers import AutoModel, TrainerCallback, set_seed
 from bixse import SaveRelevanceHead, save_relevance_head
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.encoders.relevance_model import RelevanceModel
-from bixse.encoders.scorers import load_relevance_model
 from bixse.encoders.weights import set_dropout
 from bixse.errors import DivergedError, InputError, ModelError, TrainingError
 from bixse.losses import BiXSELoss, DistillKLLoss, InfoNCELoss, MarginMSELoss

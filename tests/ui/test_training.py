@@ -10,7 +10,7 @@ from bixse.calibration.calibrate_files import calibrate_into
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.scorers import load_relevance_model
+from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.ui.pages import home
 from bixse.ui.pages.home import list_runs
 from bixse.ui.pages.training import TrainBatches, TrainRun

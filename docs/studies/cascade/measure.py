@@ -17,7 +17,7 @@ import numpy as np
 
 from bixse import load_collection
 from bixse.audit.agreement import agreement_within, cohen_kappa, counts_by_query
-from bixse.encoders.loading.build import load_scorer
+from bixse.encoders.loading.load_scorer import load_scorer
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5)
 MEASURES = {"agreement": agreement_within(0), "kappa": cohen_kappa()}

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bixse.encoders.loading.build import load_scorer
+from bixse.encoders.loading.load_scorer import load_scorer
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.reranking import RerankedSystem
 from bixse.evaluation.systems import EncoderSystem

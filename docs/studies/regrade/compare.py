@@ -30,7 +30,7 @@ from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.lab.studies.study import crossed_interval
-from bixse.training import setup
+from bixse.training import recipe
 from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.train import train_into
@@ -148,7 +148,7 @@ def main() -> None:
     for seed in args.seeds:
         for arm in ARMS:
             out = args.out / f"{arm.replace(', ', '-')}-{seed}"
-            setup.GradedTrainer = trainers.get(arm, GradedTrainer)
+            recipe.GradedTrainer = trainers.get(arm, GradedTrainer)
             train_into(settings(arm, seed, data), out)
             if arm == "half, regraded":
                 asked += [{"seed": seed, **row} for row in found(out, data)]

@@ -23,7 +23,8 @@ from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
-from bixse.encoders.loading.build import build_encoder, load_relevance_model
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.search.bm25 import BM25
 from bixse.search.search_collection import encode_collection
 from bixse.training.config import TrainConfig

@@ -18,7 +18,7 @@ from bixse.cli.main import main
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.platt import fit_platt
 from bixse.losses import GradedTargets
-from bixse.training import setup
+from bixse.training import recipe
 from bixse.training.loop.trainer import GradedTrainer
 
 VARIANTS = ("base", "half", "prior", "graded", "merged", "tuned", "bias-per-batch")
@@ -63,5 +63,5 @@ class Variant(GradedTrainer):
 
 
 if __name__ == "__main__":
-    setup.GradedTrainer = Variant
+    recipe.GradedTrainer = Variant
     sys.exit(main(["train", *sys.argv[2:]]))

@@ -28,6 +28,7 @@ from bixse.data.pairs_files import as_pairs
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.kinds import is_encoder
+from bixse.encoders.loading.load_scorer import load_scorer
 from bixse.errors import BixseError, InputError, shorten
 from bixse.evaluation.tasks import CollectionSource, Task, collection_task
 from bixse.progress import progress_bar
@@ -250,7 +251,7 @@ def calibrate_model(
     `warnings` doubts them.
     """
     graded = as_pairs(pairs)
-    scorer = _loaded(model)
+    scorer: Any = load_scorer(model) if isinstance(model, str | Path) else model
     doubts = [*warnings, *check_lengths(scorer, graded)]
     cosines = pair_cosines(scorer, graded, progress)
     scored = ScoredPairs(
@@ -293,7 +294,7 @@ def calibrate_collection(
         0.25
     """
     task = collection if isinstance(collection, Task) else collection_task(collection, split)
-    scorer = _loaded(model)
+    scorer: Any = load_scorer(model) if isinstance(model, str | Path) else model
     cache = None if isinstance(collection, str | Path | Task) else "none"
     pool = score_pool(scorer, task, seed, progress, cache)
     queries, _, *figures = zip(*pool.documents, strict=True)
@@ -302,15 +303,6 @@ def calibrate_collection(
         pool.cosines, relevance, queries, prior, positive_from, seed, _new_head(scorer), weights, is_result
     )  # fmt: skip
     return _calibration(scored, getattr(scorer, "head", None), pool.facts, anyway, pool.warnings)
-
-
-def _loaded(model: Any) -> Any:
-    """Return a model of any kind, loaded if it is a name or a folder."""
-    if not isinstance(model, str | Path):
-        return model
-    from bixse.encoders.scorers import load_scorer  # not at the top: scores need no torch
-
-    return load_scorer(model)
 
 
 def _new_head(scorer: Any) -> RelevanceHead:

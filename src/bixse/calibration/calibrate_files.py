@@ -23,6 +23,7 @@ from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import prompt_for, use_task
 from bixse.encoders.loading.build import model_hashes, model_path_settings, quiet_loading
 from bixse.encoders.loading.kinds import is_encoder
+from bixse.encoders.loading.load_scorer import load_scorer
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
 from bixse.evaluation.tasks import Task, collection_task
@@ -138,8 +139,6 @@ def _of_model(settings: CalibrateSettings, progress: ProgressBars | None) -> tup
     """Return the calibration and the model."""
     folder, path = settings.collection, settings.pairs or Path()
     judged = load_graded_pairs(path) if folder is None else collection_task(folder, settings.split or SPLIT)
-    from bixse.encoders.scorers import load_scorer  # here and below: scores need no torch
-
     encoder = load_scorer(str(settings.model), dimensions=settings.dimensions)
     use_task(encoder, settings.task)
     options = {"progress": progress, **settings.model_dump(include=SHARED)}
@@ -160,8 +159,7 @@ def _write(
     home, artifacts = Path(str(settings.model)) if out is None else out, dict[str, str]()
     if head is not None and head != getattr(encoder, "head", None):
         if encoder is not None and out is not None:
-            from bixse.encoders.relevance_model import save_whole
-            from bixse.encoders.scorers import load_scorer
+            from bixse.encoders.relevance_model import save_whole  # not at the top: scores need no torch
 
             artifacts["model"] = str(home / "model")
             encoder.head = head

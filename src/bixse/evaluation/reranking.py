@@ -13,8 +13,8 @@ from sentence_transformers import CrossEncoder
 from bixse.encoders.lengths import sampled, warn_of_samples
 from bixse.encoders.loading.build import model_hashes
 from bixse.encoders.loading.kinds import kind_of
+from bixse.encoders.loading.load_scorer import load_scorer
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.scorers import load_scorer
 from bixse.errors import InputError, shorten
 from bixse.evaluation.systems import System
 from bixse.progress import progress_bar

@@ -194,7 +194,7 @@ class TrainBatches:
         return BackgroundJob("batch", lambda job: self._drawn(job, epoch, number, has_model))
 
     def _drawn(self, job: BackgroundJob, epoch: int, number: int, has_model: bool) -> BatchMatrix:
-        from bixse.encoders.scorers import load_relevance_model
+        from bixse.encoders.loading.load_scorer import load_relevance_model
         from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
 
         job.begin("reading the pairs")
