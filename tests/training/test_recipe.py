@@ -249,10 +249,11 @@ def test_a_decoder_is_standardised_before_it_is_trained_merged_and_resumed(
     assert np.allclose(plain, mapped, atol=1e-5) == (merge is not None)
 
 
+@pytest.mark.parametrize("sharding", [None, "full"])
 def test_a_decoder_is_standardised_unless_a_setting_says_otherwise(
-    run_config, decoder_path, train_interrupted, tmp_path
+    run_config, decoder_path, train_interrupted, tmp_path, sharding
 ):
-    config = run_config(decoder_path("llama"), dev=None, train_max_length=8, merge=None)
+    config = run_config(decoder_path("llama"), dev=None, train_max_length=8, merge=None, sharding=sharding)
     train_interrupted(config.model_copy(update={"standardise": "none"}), tmp_path / "none", 3)
     train_interrupted(config, tmp_path / "null", 3)
     figures = train_into(config, tmp_path / "null", progress=False).standardised

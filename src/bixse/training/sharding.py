@@ -35,12 +35,14 @@ from bixse.encoders.processes import unsharded_tensors
 from bixse.errors import InputError, ModelError
 from bixse.files.files import storage_errors, write_atomically
 from bixse.training.distributed import is_main_process, raise_together, world_size
-from bixse.training.loop.checkpoints import SHARDS_FOLDER
+from bixse.training.loop.checkpoints import SHARDS_FOLDER, check_number
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from transformers import TrainingArguments
+
+    from bixse.losses import GradedLoss
 
 
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -126,10 +128,10 @@ BYTES_PER_FILE = 2**30
 """Approximate bytes of the complete state per file of a checkpoint: a process writes its part of a file at once."""
 
 
-def save_shards(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler: Any) -> None:
-    """Write this process's part of the trained weights and the optimizer state; every process must call this."""
+def save_shards(checkpoint: Path, loss: GradedLoss, optimizer: Any, scheduler: Any) -> None:
+    """Write this process's part of weights and optimizer state; every process must call this."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in _trained(loss).items():
+    for name, parameter in _stored(loss).items():
         tensors[f"{WEIGHT}.{name}"] = parameter.detach()
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{STATE}.{key}.{name}"] = value
@@ -144,9 +146,12 @@ def save_shards(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler: An
         save_parts(tensors, storage_writer=writer, no_dist=world_size() == 1)
 
 
-def load_weights(checkpoint: Path, loss: nn.Module) -> None:
-    """Load this process's part of the trained weights from a checkpoint."""
-    _read(checkpoint, {f"{WEIGHT}.{name}": parameter.detach() for name, parameter in _trained(loss).items()})
+def load_weights(checkpoint: Path, loss: GradedLoss) -> None:
+    """Load this process's part of the weights from a checkpoint."""
+    tensors = {f"{WEIGHT}.{name}": parameter.detach() for name, parameter in _stored(loss).items()}
+    there = HuggingFaceStorageReader(str(checkpoint / SHARDS_FOLDER)).read_metadata().state_dict_metadata.keys()
+    check_number(checkpoint, "weights", len(tensors.keys() & there), len(tensors))
+    _read(checkpoint, tensors)
 
 
 def load_optimizer(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler: Any) -> None:
@@ -176,6 +181,13 @@ def load_optimizer(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler:
 
 def _trained(loss: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in loss.named_parameters() if parameter.requires_grad}
+
+
+def _stored(loss: GradedLoss) -> dict[str, nn.Parameter]:
+    """Return the parameters of a checkpoint: those that are trained, and the frozen map of `standardise`."""
+    read = {id(weight) for part in backbones(loss.model) for weight in part.auto_model.parameters()}
+    after = {name: parameter for name, parameter in loss.named_parameters() if id(parameter) not in read}
+    return {**_trained(loss), **after}
 
 
 def _files(tensors: dict[str, Tensor]) -> dict[str, int]:

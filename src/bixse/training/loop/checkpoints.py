@@ -60,6 +60,15 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
     loss.load_state_dict(state, strict=False)  # the encoder is not in it
 
 
+def check_number(checkpoint: str | Path, what: str, got: int, expected: int) -> None:
+    """Refuse a checkpoint without the map of `standardise`, which decoders have by default since it is measured."""
+    if got < expected:
+        raise TrainingError(
+            f"{checkpoint}: got {got} {what}; expected {expected}, with the map of `standardise`; fix: finish this run "
+            f"with bixse {LAST_VERSION}, or begin anew"
+        )
+
+
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, newest first; a process killed while saving leaves an incomplete one."""
     steps = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}

@@ -25,17 +25,22 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import Pairs
-from bixse.data.run import LAST_VERSION
 from bixse.encoders.embedding import number_of_texts, retry_with_smaller_passes
 from bixse.encoders.processes import is_sharded, local_part, unsharded_tensors
 from bixse.encoders.serving import saved_for_servers
-from bixse.errors import DivergedError, NotFiniteError, StorageError, TrainingError
+from bixse.errors import DivergedError, NotFiniteError, StorageError
 from bixse.files.files import cache_folder, storage_errors, write_atomically, write_hashes
 from bixse.losses import BiXSELoss, GradedLoss, GradedTargets
 from bixse.training.config import DIVERGED_FILE
 from bixse.training.distributed import average_gradients, raise_together
 from bixse.training.loop.batches import BATCHES_AHEAD, BatchPlan, GradedCollator, GroupDataset, ReadAhead, prompts_of
-from bixse.training.loop.checkpoints import ProgressBar, check_checkpoint, load_loss_state, save_loss_state
+from bixse.training.loop.checkpoints import (
+    ProgressBar,
+    check_checkpoint,
+    check_number,
+    load_loss_state,
+    save_loss_state,
+)
 from bixse.training.loop.figures import Batch, UnreadFigures
 from bixse.training.loop.tokens import Tokenisation
 
@@ -338,11 +343,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         loaded = type(self.model)._load_with_module_classes(
             checkpoint_path, classes, trust_remote_code=self.model.trust_remote_code, device="cpu", model_kwargs=wide
         )
-        if len(loaded) < len(self.model):  # `standardise` maps decoders by default since it is measured
-            raise TrainingError(
-                f"{checkpoint_path}: got {len(loaded)} modules; expected {len(self.model)}, one of them the map of "
-                f"`standardise`; fix: finish this run with bixse {LAST_VERSION}, or begin anew"
-            )
+        check_number(checkpoint_path, "modules", len(loaded), len(self.model))
         self.model.load_state_dict(loaded.state_dict())
 
 
