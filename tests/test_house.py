@@ -15,8 +15,8 @@ ENTRIES = {"train": "bixse.training.recipe", "evaluate": "bixse.evaluation.evalu
 LIMITS = {
     "functions above 50 lines": 2,
     "private functions with one caller": 396,
-    "lines reached from train": 10_798,
-    "lines reached from evaluate": 8_297,
+    "lines reached from train": 10_820,
+    "lines reached from evaluate": 8_295,
     "classes of settings": 47,
     "settings": 300,
 }
