@@ -84,6 +84,12 @@ class Arm:
         return cls(**{name: known[name](value) for name, value in words.items()})
 
     @property
+    def objective(self) -> str:
+        """The loss, and what a variant changes in it."""
+        changes = {"hard": self.hard, "grow": self.grow, "bias": self.bias}
+        return " ".join([self.loss, *(f"{k}={v}" for k, v in changes.items() if v != getattr(Arm, k))])
+
+    @property
     def line(self) -> str:
         changed = {name: value for name, value in asdict(self).items() if value != getattr(Arm, name)}
         return " ".join(f"{name}={value}" for name, value in ({"loss": self.loss} | changed).items())

@@ -71,7 +71,7 @@ class Chosen:
         self.best: dict[tuple[str, int, str, str], tuple[float, Arm]] = {}
         for arm, row in finished(runs):
             key, value = (arm.data, arm.layers, arm.map, arm.loss), float(np.mean([*row["ndcg"].values()]))
-            if arm.on == "dev" and value > self.best.get(key, (-1.0, arm))[0]:
+            if arm.on == "dev" and arm.objective == arm.loss and value > self.best.get(key, (-1.0, arm))[0]:
                 self.best[key] = value, arm
 
     def of(self, arm: Arm) -> Arm:
@@ -124,9 +124,11 @@ def table(runs: Path) -> Iterator[str]:
     logs: dict[Any, tuple[Arm, dict[str, Any]]] = {}
     for arm, row in finished(runs):
         if arm.on == "dev":
-            grids[arm.data, arm.layers, arm.map, arm.loss][arm.lr, arm.scale] = float(np.mean([*row["ndcg"].values()]))
+            grids[arm.data, arm.layers, arm.map, arm.objective][arm.lr, arm.scale] = float(
+                np.mean([*row["ndcg"].values()])
+            )
             continue
-        key = (arm.data, arm.layers, arm.steps or f"{arm.epochs:g} epochs", arm.batch, arm.map, arm.loss)
+        key = (arm.data, arm.layers, arm.steps or f"{arm.epochs:g} epochs", arm.batch, arm.map, arm.objective)
         logs[key] = arm, row
         with np.load(runs / f"{arm.name}.npz") as saved:
             for name in row["ndcg"]:
@@ -144,19 +146,20 @@ def table(runs: Path) -> Iterator[str]:
         figures = [f"{grid[column]:.3f}" if column in grid else "" for column in columns]
         yield "| " + " | ".join([*map(str, key), f"{rate:g}/{scale:g}", *figures]) + " |"
     head = ("data", "layers", "steps", "batch", "map", "loss", "rate", "scale", "seeds", "nDCG@10", "minus InfoNCE",
-            "minus no map", "cosines at the end", "r", "share on irrelevant, nearest", "s")  # fmt: skip
+            "minus no map", "minus no change", "cosines at the end", "r", "share on irrelevant, nearest",
+            "s")  # fmt: skip
     for name, of in cells.items():
         yield f"\n{name}\n\n| " + " | ".join(head) + " |\n|" + "---|" * len(head)
         for key, by_seed in sorted(of.items(), key=lambda item: tuple(map(str, item[0]))):
             arm, row = logs[key]
             mean = np.mean([[*scores.values()] for scores in by_seed.values()])
-            infonce, plain = of.get((*key[:5], "infonce"), {}), of.get((*key[:4], "none", key[5]), {})
+            others = ((*key[:5], "infonce"), (*key[:4], "none", arm.loss), (*key[:5], arm.loss))
             last = row["log"][-1] if row["log"] else None
             seen = [""] * 3 if last is None else [
                 f"{last['relevant']:.2f}, {last['irrelevant']:.2f}", f"{last['r']:.2f}",
                 f"{last['on_irrelevant']:.2f}, {last['on_nearest']:.2f}"]  # fmt: skip
             figures = [f"{arm.lr:g}", f"{arm.scale:g}", " ".join(map(str, sorted(by_seed))), f"{mean:.3f}"]
-            gaps = [difference(by_seed, infonce), difference(by_seed, plain)]
+            gaps = [difference(by_seed, of.get(other, {})) for other in others]
             yield "| " + " | ".join([*map(str, key), *figures, *gaps, *seen, f"{row['train_s']:.1f}"]) + " |"
 
 
