@@ -35,7 +35,7 @@ from bixse.encoders.processes import unsharded_tensors
 from bixse.errors import InputError, ModelError
 from bixse.files.files import storage_errors, write_atomically
 from bixse.training.distributed import is_main_process, raise_together, world_size
-from bixse.training.loop.checkpoints import SHARDS_FOLDER, check_number
+from bixse.training.loop.checkpoints import SHARDS_FOLDER, check_map
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def load_weights(checkpoint: Path, loss: GradedLoss) -> None:
     """Load this process's part of the weights from a checkpoint."""
     tensors = {f"{WEIGHT}.{name}": parameter.detach() for name, parameter in _stored(loss).items()}
     there = HuggingFaceStorageReader(str(checkpoint / SHARDS_FOLDER)).read_metadata().state_dict_metadata.keys()
-    check_number(checkpoint, "weights", len(tensors.keys() & there), len(tensors))
+    check_map(checkpoint, "weights", len(tensors.keys() & there), len(tensors))
     _read(checkpoint, tensors)
 
 

@@ -60,7 +60,7 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
     loss.load_state_dict(state, strict=False)  # the encoder is not in it
 
 
-def check_number(checkpoint: str | Path, what: str, got: int, expected: int) -> None:
+def check_map(checkpoint: str | Path, what: str, got: int, expected: int) -> None:
     """Refuse a checkpoint without the map of `standardise`, which decoders have by default since it is measured."""
     if got < expected:
         raise TrainingError(

@@ -37,7 +37,7 @@ from bixse.training.loop.batches import BATCHES_AHEAD, BatchPlan, GradedCollator
 from bixse.training.loop.checkpoints import (
     ProgressBar,
     check_checkpoint,
-    check_number,
+    check_map,
     load_loss_state,
     save_loss_state,
 )
@@ -343,7 +343,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         loaded = type(self.model)._load_with_module_classes(
             checkpoint_path, classes, trust_remote_code=self.model.trust_remote_code, device="cpu", model_kwargs=wide
         )
-        check_number(checkpoint_path, "modules", len(loaded), len(self.model))
+        check_map(checkpoint_path, "modules", len(loaded), len(self.model))
         self.model.load_state_dict(loaded.state_dict())
 
 
