@@ -8,10 +8,11 @@ import pytest
 from bixse.cli.checks import with_files_of_runs
 from bixse.cli.overwrite import overwritten
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.run import in_run, open_run
+from bixse.data.run import open_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import IncompleteError, InputError, InterruptedRunError, OutputExistsError, StorageError
 from bixse.files.files import alone_in
+from bixse.files.run_folder import in_run
 from bixse.index.search import open_index
 from bixse.training.config import TrainConfig
 from helpers.command import call, refused

@@ -9,7 +9,6 @@ from filelock import FileLock
 from safetensors.numpy import load_file
 
 from bixse.cli.verbs.search import read_queries
-from bixse.data.run import RUN_FILE
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
@@ -17,6 +16,7 @@ from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
 from bixse.evaluation import tasks
 from bixse.files.files import LOCK_FILE, cache_folder
+from bixse.files.run_folder import RUN_FILE
 from bixse.index import index_files
 from bixse.index import make_index as index_module
 from bixse.index.index_files import read_manifest

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bixse.data.run import in_run
+from bixse.files.run_folder import in_run
 from bixse.settings import Reads, Settings, paths_in
 
 if TYPE_CHECKING:

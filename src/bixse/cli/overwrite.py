@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bixse.data.run import RUN_FILE, SPENT_FILE
+from bixse.data.run import SPENT_FILE
 from bixse.errors import IncompleteError, InputError, InterruptedRunError
 from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors
+from bixse.files.run_folder import RUN_FILE
 
 log = logging.getLogger(__name__)
 

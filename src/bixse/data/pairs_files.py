@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from bixse.data.columns import SCHEMA, Column
 from bixse.data.graded_pairs import Pair, Pairs
-from bixse.data.run import in_run
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.parquet import footer_hash, row_counts, spool
 from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, read_rows, stem_of, write_rows
+from bixse.files.run_folder import in_run
 from bixse.files.values import FileColumn
 
 if TYPE_CHECKING:

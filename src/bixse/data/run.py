@@ -16,34 +16,18 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from bixse.errors import InputError, InterruptedRunError, OutputExistsError, shorten
 from bixse.files.files import read_text, storage_errors, write_atomically
-
-if TYPE_CHECKING:
-    from bixse.files.files import Use
+from bixse.files.run_folder import RUN_FILE
 
 SPENT_FILE = "spent.jsonl"
 """The file of what requests have cost; a command that failed before it had a record may have written it."""
-RUN_FILE = "run.json"
 PACKAGES = ("bixse", "torch", "sentence-transformers", "transformers", "numpy", "bm25s")
-PAIRS = ("pairs.parquet",)
-HELD: Mapping[str, tuple[str, ...]] = {
-    "model": ("model",),
-    "system": ("model",),
-    "index": ("model",),
-    "training": (*PAIRS, "train.parquet"),
-    "graded": PAIRS,
-    "pairs": PAIRS,
-    "judgements": ("judgements.parquet",),
-    "queries": ("queries.jsonl",),
-}
-"""Use of a file -> its names in the folder of a run, the first that exists counts."""
 T = TypeVar("T")
-PathType = TypeVar("PathType", str, Path)
 Status = Literal["running", "interrupted", "failed", "finished"]
 
 
@@ -156,18 +140,6 @@ def open_run(
     record.timings.update(earlier["timings"])
     record.status = "finished" if earlier["status"] == "finished" else "running"
     return record
-
-
-def in_run(path: PathType, use: Use) -> PathType:
-    """Return the file that the folder of a run holds for a use, such as its model; any other path as it is.
-
-    Example:
-        >>> in_run("demo", "model")
-        'demo'
-    """
-    folder = Path(path)
-    names = HELD.get(use, ()) if (folder / RUN_FILE).is_file() else ()
-    return next((type(path)(folder / name) for name in names if (folder / name).exists()), path)
 
 
 def read_record(path: Path) -> dict[str, Any]:

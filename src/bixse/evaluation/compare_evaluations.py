@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
-from bixse.data.run import RUN_FILE, Run, open_run
+from bixse.data.run import Run, open_run
 from bixse.errors import InputError, shorten
 from bixse.evaluation.evaluate import Evaluation, evaluate_query_sets
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, ir_name
 from bixse.evaluation.statistics import Floats, holm, mean_difference, paired_differences, sign_flip_test
 from bixse.files.files import write_atomically
+from bixse.files.run_folder import RUN_FILE
 from bixse.rendering.table import Cell, Table, format_table
 from bixse.rendering.wording import format_difference, format_interval, format_p_value, format_verdict, metric_title
 from bixse.results import LOCAL, TestedDifference, Verdict

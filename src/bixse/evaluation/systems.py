@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bixse.data.joined import DROP_MISSING, Unjoined, check_joined, doubt_ranks, unanswered
-from bixse.data.run import in_run
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path, model_hashes
@@ -21,6 +20,7 @@ from bixse.errors import InputError, shorten
 from bixse.evaluation.tasks import best_of, query_blocks
 from bixse.extensions import extension
 from bixse.files.files import file_hash, json_hash
+from bixse.files.run_folder import in_run
 from bixse.relevance import ranked
 from bixse.search.bm25 import BM25, BM25_NAME
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bixse.data.run import RUN_FILE, in_run, read_record
+from bixse.data.run import read_record
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import STATIC
 from bixse.encoders.loading.hub import HUB_NAME
 from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import HASHES_FILE, damage
+from bixse.files.run_folder import RUN_FILE, in_run
 from bixse.rendering.wording import format_verdict
 from bixse.results import Difference
 

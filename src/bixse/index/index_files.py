@@ -22,10 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bixse.data.corpus import Document
-from bixse.data.run import RUN_FILE
 from bixse.errors import InputError, first_fault
 from bixse.files.files import atomic_file, read_text, write_atomically
 from bixse.files.parquet import checked_file, open_table, reading, table_writer
+from bixse.files.run_folder import RUN_FILE
 
 if TYPE_CHECKING:
     import torch

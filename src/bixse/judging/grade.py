@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import Pair, Pairs
 from bixse.data.pairs_files import as_pairs, load_graded_pairs, load_pairs, parquet_pairs
-from bixse.data.run import RUN_FILE, Run, open_run, read_record
+from bixse.data.run import Run, open_run, read_record
 from bixse.engine import Engine, Job
 from bixse.errors import BixseError, IncompleteError, InputError, InterruptedRunError
 from bixse.files.files import file_hash, json_hash, read_text, write_atomically
+from bixse.files.run_folder import RUN_FILE
 from bixse.judging.ask import Asking, keyed
 from bixse.judging.judge import Answer, AnyJudge, Question, Usage, stored_identity
 from bixse.judging.judgements import GradeSummary, JudgedPair, judged, save_judgements

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
-from bixse.data.run import RUN_FILE, Run, Status
 from bixse.encoders.loading.precision import use_precision
 from bixse.engine import Engine, Job, without_launcher
 from bixse.errors import (
@@ -30,10 +29,12 @@ from bixse.errors import (
     StorageError,
 )
 from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors, write_atomically
+from bixse.files.run_folder import RUN_FILE
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 from bixse.training.train import train_into
 
 if TYPE_CHECKING:
+    from bixse.data.run import Run, Status
     from bixse.progress import ProgressBars
     from bixse.training.recipe import TrainResult
 

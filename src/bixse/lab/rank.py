@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import Pair
 from bixse.data.joined import Unjoined, check_joined
-from bixse.data.run import RUN_FILE
 from bixse.errors import IncompleteError
 from bixse.evaluation.systems import Bm25System, RunFileSystem, System
 from bixse.files.files import read_text
 from bixse.files.parquet import read_table
+from bixse.files.run_folder import RUN_FILE
 from bixse.judging.grade import JUDGEMENTS_NAME, grade_into
 from bixse.judging.judge import AnyJudge, stored_identity
 from bixse.judging.judgements import GradeSummary

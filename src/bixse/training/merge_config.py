@@ -8,10 +8,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from bixse.data.run import RUN_FILE, read_record
+from bixse.data.run import read_record
 from bixse.encoders.loading.build import IN_MEMORY
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
+from bixse.files.run_folder import RUN_FILE
 from bixse.settings import Flag, Reads, Settings, paths_in
 from bixse.training.config import (
     CHECKPOINT_FOLDER,

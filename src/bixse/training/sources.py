@@ -12,10 +12,10 @@ from sentence_transformers import SentenceTransformer
 from bixse.data.collection import joined_collection, load_collection
 from bixse.data.corpus import JudgedCorpus, as_collection, check_split, files_of_split, is_path
 from bixse.data.pairs_files import load_several
-from bixse.data.run import in_run
 from bixse.encoders.loading.build import IN_MEMORY
 from bixse.errors import InputError
 from bixse.files.files import hash_files
+from bixse.files.run_folder import in_run
 from bixse.settings import paths_in
 from bixse.training.dev_evaluation import EvalCorpus, EvalQueries
 

@@ -20,10 +20,10 @@ import pandas as pd
 from bixse.audit.agreement import agreement_in_words, agreement_within, cohen_kappa, counts_by_query
 from bixse.audit.audit import first_relevant
 from bixse.data.corpus import stream_documents
-from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
 from bixse.evaluation.intervals import few_of_classes
 from bixse.files.files import read_text
+from bixse.files.run_folder import RUN_FILE
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
 from bixse.judging.rubrics import Rubric, load_rubric, rubric_names

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bixse.data.run import in_run
 from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE
 from bixse.encoders.loading.hub import MODEL_FILES, check_hub_name
 from bixse.encoders.loading.kinds import kind_of
@@ -17,6 +16,7 @@ from bixse.encoders.loading.precision import default_device, make_weights_float3
 from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import InputError, ModelError, did_you_mean, first_fault
 from bixse.files.files import HASHES_FILE, damage, file_hash
+from bixse.files.run_folder import in_run
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.run import RUN_FILE, Run, open_run
+from bixse.data.run import Run, open_run
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.engine import PlaceSettings
+from bixse.files.run_folder import RUN_FILE
 from bixse.lab.experiments import TRAIN_FOLDER, ArmRun, do_runs, opened
 from bixse.lab.lab_config import OWNED, PYDOCS, StudyConfig, merged
 from bixse.lab.studies.measures import run_config

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bixse.data.pairs_files import load_several
-from bixse.data.run import RUN_FILE
 from bixse.errors import InputError
+from bixse.files.run_folder import RUN_FILE
 from bixse.rendering.plots import Plot, merge_plot, training_plots
 from bixse.rendering.schema import MergeCurve, TrainingCurve, training_curve
 from bixse.training.config import LOG_FILE, MODEL_FOLDER, TrainConfig
