@@ -19,7 +19,7 @@ from .evaluation.compare_evaluations import Comparisons as Comparisons
 from .evaluation.graded_evaluator import GradedInformationRetrievalEvaluator as GradedInformationRetrievalEvaluator
 from .data.collection import Collection as Collection
 from .data.collection import load_collection as load_collection
-from .evaluation.tasks import collection_task as collection_task
+from .evaluation.collection_task import collection_task as collection_task
 from .evaluation.systems import EncoderSystem as EncoderSystem
 from .search.search_collection import search_collection as search_collection
 from .index.make_index import make_index as make_index

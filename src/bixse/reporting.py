@@ -19,11 +19,11 @@ from bixse.calibration.calibrate import Calibration
 from bixse.calibration.calibrate_files import CalibrateResult
 from bixse.data.run import finished_runs
 from bixse.errors import InputError, check_known, first_fault
+from bixse.evaluation.collection_task import CollectionSource, collection_task
 from bixse.evaluation.compare_evaluations import Comparisons, compare
 from bixse.evaluation.evaluate import Evaluation
 from bixse.evaluation.gate import check_comparable, read_evaluation
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.tasks import CollectionSource, Task, collection_task
 from bixse.files.files import read_text
 from bixse.relevance import ranked
 from bixse.rendering.page import render_report, write_report
@@ -40,6 +40,7 @@ from bixse.rendering.schema import (
 from bixse.rendering.table import format_number
 from bixse.rendering.wording import format_interval, format_verdict, metric_title
 from bixse.results import VERDICT_IN_A_SENTENCE, Comparison, Difference
+from bixse.search.tasks import Task
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.merge import MergeResult
 from bixse.training.merge_models import Merged

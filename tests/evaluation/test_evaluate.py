@@ -12,9 +12,9 @@ from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.systems import RUN_NAME, RunFileSystem, System
-from bixse.evaluation.tasks import QuerySet, Task
 from bixse.files.files import hash_files
 from bixse.search.retrieval_settings import EncodingSettings
+from bixse.search.tasks import QuerySet, Task
 from helpers.toy import CORPUS, QUERIES, save_toy
 from helpers.toy import QRELS as TOY_QRELS
 

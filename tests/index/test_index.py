@@ -14,13 +14,13 @@ from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
-from bixse.evaluation import tasks
 from bixse.files.files import LOCK_FILE, cache_folder
 from bixse.files.run_folder import RUN_FILE
 from bixse.index import index_files
 from bixse.index import make_index as index_module
 from bixse.index.index_files import read_manifest
 from bixse.index.search import IndexSystem, open_index
+from bixse.search import tasks
 from helpers.command import call, refused, result_of
 from helpers.toy import index_of, save_toy
 

@@ -17,10 +17,9 @@ from bixse.data.trec import read_run, write_qrels
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import ConfigError, InputError, InvalidFileError, ModelError, OutputExistsError
-from bixse.evaluation import block_search, tasks
+from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem
-from bixse.evaluation.tasks import collection_task
 from bixse.mining.candidates import fuse
 from bixse.mining.mine import WORK, mine_into
 from bixse.mining.mine_settings import MineConfig, read_inputs, sample_queries
@@ -28,6 +27,7 @@ from bixse.mining.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 from bixse.mining.retrievers import retriever_labels
 from bixse.progress import Progress
 from bixse.relevance import GradeScale
+from bixse.search import block_search, tasks
 from bixse.search.bm25 import BM25
 from helpers.command import call, refused
 from helpers.source_files import lines, put

@@ -9,10 +9,10 @@ from bixse.data.collection import load_collection
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError
+from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import mean
 from bixse.evaluation.systems import EncoderSystem
-from bixse.evaluation.tasks import collection_task
 from bixse.suites.suite_run import evaluate_suite
 from helpers.command import result_of
 from helpers.toy import save_toy

@@ -8,10 +8,10 @@ from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
-from bixse.evaluation import block_search
+from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem
-from bixse.evaluation.tasks import collection_task
+from bixse.search import block_search
 from bixse.suites.known_suites import SUITES
 from bixse.suites.suite_run import evaluate_suite, short_task
 from helpers.toy import save_toy

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from bixse.encoders.loading.load_scorer import load_scorer
+from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.reranking import RerankedSystem
 from bixse.evaluation.systems import EncoderSystem
-from bixse.evaluation.tasks import collection_task
 
 NUMBER, DEPTH = 100, 30
 COLUMNS = (

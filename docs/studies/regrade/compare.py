@@ -25,10 +25,10 @@ from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
+from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
-from bixse.evaluation.tasks import collection_task
 from bixse.lab.studies.study import crossed_interval
 from bixse.training import recipe
 from bixse.training.config import TrainConfig

@@ -30,10 +30,11 @@ from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.loading.load_scorer import load_scorer
 from bixse.errors import BixseError, InputError, shorten
-from bixse.evaluation.tasks import CollectionSource, Task, collection_task
+from bixse.evaluation.collection_task import CollectionSource, collection_task
 from bixse.progress import progress_bar
 from bixse.rendering.table import Cell, Table
 from bixse.rendering.wording import format_interval
+from bixse.search.tasks import Task
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

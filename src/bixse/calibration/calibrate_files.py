@@ -26,9 +26,10 @@ from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.loading.load_scorer import load_scorer
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.tasks import Task, collection_task
+from bixse.evaluation.collection_task import collection_task
 from bixse.files.files import hash_files, storage_errors, write_atomically
 from bixse.rendering.plots import reliability_diagram, save_plot
+from bixse.search.tasks import Task
 
 if TYPE_CHECKING:
     from bixse.calibration.calibrate_settings import CalibrateSettings

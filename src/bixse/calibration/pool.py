@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.encoders.scorers import Scorer
-    from bixse.evaluation.tasks import Task
     from bixse.progress import ProgressBars
     from bixse.relevance import Qrels, Ranking
+    from bixse.search.tasks import Task
 
 RANDOM = 100
 """Number of random documents per query."""

@@ -25,8 +25,8 @@ from bixse.results import LOCAL, TestedDifference, Verdict
 
 if TYPE_CHECKING:
     from bixse.evaluation.systems import System
-    from bixse.evaluation.tasks import Task
     from bixse.progress import ProgressBars
+    from bixse.search.tasks import Task
 
 Values: TypeAlias = "Mapping[str, Mapping[str, float]]"
 """Task -> query id -> value of one metric."""

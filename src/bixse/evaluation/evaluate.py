@@ -17,13 +17,14 @@ from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.errors import InputError, first_fault
+from bixse.evaluation.collection_task import CollectionSource, collection_task
 from bixse.evaluation.metrics import METRICS, PerQuery, evaluate_run, ir_name, mean
 from bixse.evaluation.systems import RUN_NAME, System, SystemSource, open_system
-from bixse.evaluation.tasks import CollectionSource, QuerySet, Task, collection_task
 from bixse.files.files import read_text, write_atomically
 from bixse.progress import progress_bar
 from bixse.relevance import DEPTH, Ranking
 from bixse.rendering.table import Cell, Table
+from bixse.search.tasks import QuerySet, Task
 
 if TYPE_CHECKING:
     import pandas

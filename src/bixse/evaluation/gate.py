@@ -20,7 +20,7 @@ from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.results import VERDICT_IN_A_SENTENCE, Difference
 
 if TYPE_CHECKING:
-    from bixse.evaluation.tasks import Task
+    from bixse.search.tasks import Task
 
 DATA_SUFFIXES = (".jsonl", ".tsv")
 """Suffixes of a collection's files among the inputs of an evaluation."""

@@ -9,8 +9,8 @@ import torch
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from bixse.encoders.encode import encode_texts
+from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.metrics import evaluate_run, mean
-from bixse.evaluation.tasks import collection_task
 from bixse.relevance import MIN_RELEVANT_GRADE, Kind
 
 

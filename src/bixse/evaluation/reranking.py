@@ -22,8 +22,8 @@ from bixse.relevance import ranked
 
 if TYPE_CHECKING:
     from bixse.encoders.scorers import Scorer
-    from bixse.evaluation.tasks import Task
     from bixse.relevance import Ranking
+    from bixse.search.tasks import Task
 
 
 class RerankedSystem(System):

@@ -17,18 +17,18 @@ from bixse.encoders.loading.build import build_encoder, demo_model_path, model_h
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, shorten
-from bixse.evaluation.tasks import best_of, query_blocks
 from bixse.extensions import extension
 from bixse.files.files import file_hash, json_hash
 from bixse.files.run_folder import in_run
 from bixse.relevance import ranked
 from bixse.search.bm25 import BM25, BM25_NAME
+from bixse.search.tasks import best_of, query_blocks
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bixse.evaluation.tasks import Task
     from bixse.relevance import Ranking
+    from bixse.search.tasks import Task
 
 SystemSource: TypeAlias = "str | Path | SentenceTransformer | Ranking | Callable[[str], Any] | System"
 HASH_DIGITS = 8
@@ -198,7 +198,7 @@ class EncoderSystem(System):
     def answers(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> Iterator[tuple[str, Ranking]]:
-        from bixse.evaluation.block_search import search_blocks  # not at the top: BM25 and run files need no torch
+        from bixse.search.block_search import search_blocks  # not at the top: BM25 and run files need no torch
         from bixse.search.store import EmbeddingStore
 
         with self._instructed(task.instructions):

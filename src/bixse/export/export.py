@@ -16,7 +16,7 @@ from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import OutputExistsError
-from bixse.evaluation.tasks import collection_task
+from bixse.evaluation.collection_task import collection_task
 from bixse.export.graph import RECORD_FILE, check_installed, load_exported, write_graph
 from bixse.export.proof import MOST_READ, TextsByKind, disagreement, of_all_lengths, ranking_difference, seconds
 from bixse.files.files import storage_errors, write_atomically, write_hashes

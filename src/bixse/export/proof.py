@@ -18,10 +18,10 @@ from bixse.evaluation.systems import EncoderSystem
 
 if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.tasks import Task
     from bixse.progress import ProgressBars
     from bixse.relevance import Kind
     from bixse.results import Difference
+    from bixse.search.tasks import Task
 
 TextsByKind: TypeAlias = "dict[Kind, list[str]]"
 TEXTS = 128

@@ -14,18 +14,18 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, ModelError, shorten
 from bixse.evaluation.systems import System
-from bixse.evaluation.tasks import best_of, query_blocks
 from bixse.index.index_files import EncoderIdentity, IndexFiles, Manifest
 from bixse.index.vector_store import VectorStore, is_stored, open_stored
 from bixse.search.hits import Hit, checked_limits, hits_of, probable
+from bixse.search.tasks import best_of, query_blocks
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
-    from bixse.evaluation.tasks import Task
     from bixse.progress import ProgressBars
     from bixse.relevance import Ranking
+    from bixse.search.tasks import Task
 
 
 Texts: TypeAlias = list[str] | tuple[str, ...]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.trec import write_run
+from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate import Evaluation, evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.statistics import paired_difference
 from bixse.evaluation.systems import EncoderSystem
-from bixse.evaluation.tasks import collection_task
 from bixse.rendering.page import write_report
 from bixse.rendering.schema import ReportData, SystemScores, save_report_data, training_curve
 from bixse.reporting import merge_curve, query_changes, summary

@@ -22,9 +22,9 @@ from bixse.judging.open_judge import BM25, JUDGED, GradeConfig, RankConfig
 from bixse.relevance import ranked
 
 if TYPE_CHECKING:
-    from bixse.evaluation.tasks import Task
     from bixse.progress import ProgressBars
     from bixse.relevance import Ranking
+    from bixse.search.tasks import Task
 
 GRADES = "grades"
 """Folder of the grading in the output folder."""

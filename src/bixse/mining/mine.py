@@ -18,7 +18,6 @@ from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError
 from bixse.evaluation.systems import EncoderSystem, System
-from bixse.evaluation.tasks import QuerySet, Task
 from bixse.files.files import alone_in, work_folder
 from bixse.files.parquet import read_table
 from bixse.mining.candidates import Candidate, choose, fuse, keep_new, rank_band, text_key
@@ -35,6 +34,7 @@ from bixse.mining.retrievers import (
 from bixse.progress import progress_bar
 from bixse.rendering.table import format_table
 from bixse.search.bm25 import BM25_NAME
+from bixse.search.tasks import QuerySet, Task
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pairs

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from bixse.data.trec import read_qrels, read_run
 from bixse.errors import InputError, InvalidFileError, StorageError, check_known, shorten
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.tasks import QuerySet, Task
 from bixse.files.files import file_hash, write_atomically
 from bixse.files.rows import opened, read_rows, text_lines
 from bixse.files.values import FileColumn
+from bixse.search.tasks import QuerySet, Task
 from bixse.suites.known_suites import TABLES
 
 if TYPE_CHECKING:

@@ -159,9 +159,9 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
     from bixse.data.joined import QueryCounts
+    from bixse.evaluation.collection_task import collection_task
     from bixse.evaluation.compare_evaluations import evaluate_systems
     from bixse.evaluation.gate import gate, read_baseline
-    from bixse.evaluation.tasks import collection_task
 
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})

@@ -12,16 +12,18 @@ from bixse.data.task_instructions import load_instructions
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import set_instructions
+from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate import Evaluation, evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import Bm25System, EncoderSystem, System
-from bixse.evaluation.tasks import Task, collection_task
 from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, ArmRun, Measured, train_run
 from bixse.lab.studies.study_inputs import StudyInputs, transformed
 from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+    from bixse.search.tasks import Task
 
 
 NOT_MERGED = ", not merged"

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from bixse.encoders.encode import encode_and_count
 from bixse.errors import InputError
-from bixse.evaluation import tasks
-from bixse.evaluation.tasks import best_of, query_blocks
 from bixse.files.files import atomic_file
+from bixse.search import tasks
 from bixse.search.exact import DOCUMENTS_PER_BLOCK, TopK, search_device
+from bixse.search.tasks import best_of, query_blocks
 
 if TYPE_CHECKING:
-    from bixse.evaluation.tasks import QuerySet, Task
     from bixse.relevance import Ranking
     from bixse.search.store import EmbeddingStore
+    from bixse.search.tasks import QuerySet, Task
 
 SAVE_SECONDS = 60.0
 """Minimum seconds between two writes of the partial result; a write follows a block."""

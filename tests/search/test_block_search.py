@@ -6,11 +6,11 @@ import pytest
 
 from bixse.encoders.encode import encode_texts
 from bixse.errors import InputError
-from bixse.evaluation import block_search, tasks
-from bixse.evaluation.block_search import search_blocks
-from bixse.evaluation.tasks import QuerySet, Task
+from bixse.search import block_search, tasks
+from bixse.search.block_search import search_blocks
 from bixse.search.exact import exact_search, to_run
 from bixse.search.store import EmbeddingStore
+from bixse.search.tasks import QuerySet, Task
 
 WORDS = "copy move open read file folder line list sort wait thread queue clock name the a of".split()  # noqa: SIM905
 QUERIES = {"q1": "copy a file", "q2": "wait in a thread", "d3": "sort a list"}
