@@ -40,7 +40,7 @@ from bixse.encoders.embedding import passes_by_length
 from bixse.encoders.encode import TEXTS_PER_BLOCK, by_length, encode_texts
 from bixse.encoders.loading.build import build_encoder, no_library_bars
 from bixse.encoders.loading.precision import autocast, default_device, resolve_precision, use_precision
-from bixse.evaluation.evaluate import Evaluation, evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.statistics import paired_difference
 from measuring import OUT, Option, Shapes, bare_products, in_turn, linear_shapes, middle, options, ratios, show, timed
 
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
+
+    from bixse.evaluation.evaluate import Evaluation
 
 PLAIN = "sentence-transformers"
 BEST = "sentence-transformers, best"

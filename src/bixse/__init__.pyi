@@ -12,7 +12,7 @@ from .converting.convert import convert as convert
 from .converting.convert_settings import ConvertSettings as ConvertSettings
 
 # Collections and systems: what is evaluated, and what came out
-from .evaluation.evaluate import evaluate as evaluate
+from .evaluation.evaluate_files import evaluate as evaluate
 from .evaluation.evaluate import Evaluation as Evaluation
 from .evaluation.compare_evaluations import compare as compare
 from .evaluation.compare_evaluations import Comparisons as Comparisons

@@ -101,7 +101,7 @@ def report(
 
     Example:
         >>> data = ({"q1": "copy a tree"}, {"d1": "shutil.copytree: copy a tree", "d2": "os.remove"}, {"q1": {"d1": 3}})
-        >>> from bixse.evaluation.evaluate import evaluate
+        >>> from bixse.evaluation.evaluate_files import evaluate
         >>> page = report({"BM25": evaluate("bm25", data)}, collection=data)
         >>> page.data.systems[0].metrics["ndcg@10"], page.data.verdicts
         (1.0, [])

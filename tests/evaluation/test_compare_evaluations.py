@@ -12,8 +12,8 @@ from bixse.data.run import finished_runs, open_run
 from bixse.data.trec import write_run
 from bixse.errors import InputError, OutputExistsError
 from bixse.evaluation.compare_evaluations import compare_systems, evaluate_systems
+from bixse.evaluation.open_system import open_system
 from bixse.evaluation.statistics import holm, paired_difference, randomisation_test
-from bixse.evaluation.systems import open_system
 from helpers.toy import save_toy
 
 

@@ -11,7 +11,8 @@ from bixse.data.corpus import Document, files_of_split
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
-from bixse.evaluation.systems import RUN_NAME, RunFileSystem, System
+from bixse.evaluation.open_system import RUN_NAME, RunFileSystem
+from bixse.evaluation.systems import System
 from bixse.files.files import hash_files
 from bixse.search.retrieval_settings import EncodingSettings
 from bixse.search.tasks import QuerySet, Task

@@ -8,9 +8,10 @@ import pytest
 from bixse.encoders.loading.load_scorer import load_scorer
 from bixse.errors import InputError
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate_files import evaluate
+from bixse.evaluation.open_system import RunFileSystem
 from bixse.evaluation.reranking import RerankedSystem
-from bixse.evaluation.systems import Bm25System, RunFileSystem
+from bixse.evaluation.systems import Bm25System
 from bixse.relevance import DEPTH, ranked
 from helpers.rerankers import save_reranker
 

@@ -18,7 +18,7 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.standardise import standardise
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import ConfigError, InputError, ModelError, OutputExistsError
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.export import export as exporting
 from bixse.export.export import ExportResult, export

@@ -18,7 +18,7 @@ from bixse.data.collection import Collection, save_collection
 from bixse.data.corpus import Document
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, ModelError, OutputExistsError
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.index.index_files import open_files
 from bixse.index.make_index import export_index
 from bixse.index.search import IndexSystem, open_index

@@ -18,7 +18,7 @@ from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import ConfigError, InputError, InvalidFileError, ModelError, OutputExistsError
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.mining.candidates import fuse
 from bixse.mining.mine import WORK, mine_into
@@ -449,7 +449,7 @@ def test_one_progress_bar_is_open_at_a_time_and_verbs_of_objects_can_be_quiet(mo
             open_bars.clear()
             super().close()
 
-    for name in ("mining.mine", "evaluation.evaluate", "judging.grade", "calibration.calibrate"):
+    for name in ("mining.mine", "evaluation.evaluate_files", "judging.grade", "calibration.calibrate"):
         monkeypatch.setattr(f"bixse.{name}.progress_bar", Bar)
     corpus, queries = {"d1": "copy a file", "d2": "remove a file"}, {"q1": "copy it", "q2": "remove it"}
     collection = (queries, corpus, {"q1": {"d1": 1}, "q2": {"d2": 1}})

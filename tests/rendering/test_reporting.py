@@ -12,7 +12,8 @@ from bixse.data.run import open_run
 from bixse.data.trec import write_run
 from bixse.errors import InputError
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.evaluate import Evaluation, evaluate
+from bixse.evaluation.evaluate import Evaluation
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.rendering.page import render_report
 from bixse.reporting import report
 from helpers.command import call, refused

@@ -10,7 +10,7 @@ from bixse.data.task_instructions import Instructions
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.metrics import mean
 from bixse.evaluation.systems import EncoderSystem
 from bixse.suites.suite_run import evaluate_suite

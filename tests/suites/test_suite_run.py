@@ -9,7 +9,7 @@ from bixse.data.trec import read_run
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem
 from bixse.search import block_search
 from bixse.suites.known_suites import SUITES

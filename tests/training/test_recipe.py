@@ -19,7 +19,7 @@ from bixse.encoders.relevance_model import RelevanceModel
 from bixse.encoders.serving import older_settings
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, TrainingError
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.files.files import alone_in, damage, write_hashes
 from bixse.losses import LOSSES, BiXSELoss

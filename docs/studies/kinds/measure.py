@@ -19,7 +19,7 @@ import torch
 
 from bixse.encoders.loading.load_scorer import load_scorer
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.reranking import RerankedSystem
 from bixse.evaluation.systems import EncoderSystem
 

@@ -26,7 +26,7 @@ from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.lab.studies.study import crossed_interval

@@ -14,7 +14,8 @@ import numpy as np
 
 from bixse.data.run import Run, open_run
 from bixse.errors import InputError, shorten
-from bixse.evaluation.evaluate import Evaluation, evaluate_query_sets
+from bixse.evaluation.evaluate import Evaluation
+from bixse.evaluation.evaluate_files import evaluate_query_sets
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC, ir_name
 from bixse.evaluation.statistics import Floats, holm, mean_difference, paired_differences, sign_flip_test
 from bixse.files.files import write_atomically

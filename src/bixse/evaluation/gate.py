@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.run import read_record
 from bixse.data.trec import read_run
 from bixse.errors import InputError, first_fault, shorten
-from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
+from bixse.evaluation.evaluate import Evaluation
+from bixse.evaluation.evaluate_files import PER_QUERY_NAME
 from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY
+from bixse.evaluation.open_system import RUN_NAME
 from bixse.evaluation.statistics import paired_difference
-from bixse.evaluation.systems import RUN_NAME
 from bixse.files.files import read_text
 from bixse.files.run_folder import RUN_FILE
 from bixse.relevance import MIN_RELEVANT_GRADE

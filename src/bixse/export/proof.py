@@ -11,7 +11,7 @@ import torch
 
 from bixse.encoders.encode import by_length, encode_texts
 from bixse.encoders.instructions import prompt_for
-from bixse.evaluation.evaluate import evaluate_query_sets
+from bixse.evaluation.evaluate import evaluate_task
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.statistics import paired_difference
 from bixse.evaluation.systems import EncoderSystem
@@ -85,6 +85,6 @@ def ranking_difference(
     """Return nDCG@10 of the graph minus that of torch, paired by query."""
     systems = [EncoderSystem(encoder, cache="none") for encoder in (exported, model)]
     graph, reference = (
-        evaluate_query_sets(system, task, progress=progress)[task.name].by_query[PRIMARY_METRIC] for system in systems
+        evaluate_task(system, task, progress=progress)[task.name].by_query[PRIMARY_METRIC] for system in systems
     )
     return paired_difference(graph, reference)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.trec import write_run
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.evaluate import Evaluation, evaluate, evaluate_query_sets
+from bixse.evaluation.evaluate import evaluate_task
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.statistics import paired_difference
 from bixse.evaluation.systems import EncoderSystem
@@ -21,6 +22,7 @@ from bixse.results import Comparison, Difference
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
+    from bixse.evaluation.evaluate import Evaluation
     from bixse.progress import ProgressBars
     from bixse.training.recipe import TrainResult
 
@@ -49,7 +51,7 @@ class Comparer:
         """Search the test and guard queries with a model, the corpus encoded once; return notes with the figures."""
         task, guards = (collection_task(self.folder, split) for split in ("test", "guard"))
         sets = [replace(each.query_sets[0], name=kind) for kind, each in (("test", task), ("guard", guards))]
-        both = evaluate_query_sets(EncoderSystem(model), replace(task, query_sets=tuple(sets)), progress=progress)
+        both = evaluate_task(EncoderSystem(model), replace(task, query_sets=tuple(sets)), progress=progress)
         self.labels[name], self.test[name], self.guard[name] = label, both["test"], both["guard"]
         ndcg, guard = (both[split].metrics[PRIMARY_METRIC] for split in ("test", "guard"))
         return [f"nDCG@10 {ndcg:.3f}", f"guard {guard:.3f}"]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.graded_pairs import Pair
 from bixse.data.joined import Unjoined, check_joined
 from bixse.errors import IncompleteError
-from bixse.evaluation.systems import Bm25System, RunFileSystem, System
+from bixse.evaluation.open_system import RunFileSystem
+from bixse.evaluation.systems import Bm25System, System
 from bixse.files.files import read_text
 from bixse.files.parquet import read_table
 from bixse.files.run_folder import RUN_FILE

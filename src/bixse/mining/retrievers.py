@@ -15,7 +15,8 @@ from urllib.parse import quote, unquote
 from bixse.data.trec import run_lines
 from bixse.encoders.loading.build import model_hashes
 from bixse.errors import InputError
-from bixse.evaluation.systems import RUN_SUFFIXES, EncoderSystem, System, open_system, run_file
+from bixse.evaluation.open_system import RUN_SUFFIXES, open_system, run_file
+from bixse.evaluation.systems import EncoderSystem, System
 from bixse.files.files import atomic_file
 from bixse.index.index_files import is_index, read_manifest
 from bixse.index.search import IndexSystem

@@ -28,7 +28,8 @@ from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.precision import autocast
 from bixse.errors import BixseError, InputError, check_known
-from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
+from bixse.evaluation.evaluate import Evaluation
+from bixse.evaluation.evaluate_files import PER_QUERY_NAME
 from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY, PerQuery, evaluate_run
 from bixse.evaluation.systems import EncoderSystem, System, instructions_of
 from bixse.files.files import read_text, write_atomically

@@ -17,9 +17,9 @@ from bixse.data.run import open_run
 from bixse.errors import BixseError, InputError, check_known, needs_extra
 from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.compare_evaluations import Comparisons, check_distinct, compare_tasks, precision_of, shown_names
-from bixse.evaluation.evaluate import Evaluation, evaluate_query_sets
+from bixse.evaluation.evaluate_files import evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.systems import System, open_system
+from bixse.evaluation.open_system import open_system
 from bixse.suites.known_suites import Suite, SuiteTask, suite_named
 from bixse.suites.suite_result import SuiteResult
 from bixse.suites.trec_dl import (
@@ -37,6 +37,8 @@ from bixse.suites.trec_dl import (
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from bixse.evaluation.evaluate import Evaluation
+    from bixse.evaluation.systems import System
     from bixse.progress import ProgressBars
     from bixse.search.tasks import Task
 

@@ -15,7 +15,7 @@ from bixse.data.trec import read_run
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
-from bixse.evaluation.systems import run_file
+from bixse.evaluation.open_system import run_file
 from bixse.index.search import open_index
 from bixse.index.vector_store import is_stored
 from bixse.relevance import ranked

@@ -127,7 +127,8 @@ class EvaluateSettings(EncodingSettings):
 
 def run(settings: EvaluateSettings, options: Options) -> CommandResult:
     """Search, score, and return tables."""
-    from bixse.evaluation.systems import EncoderSystem, open_system
+    from bixse.evaluation.open_system import open_system
+    from bixse.evaluation.systems import EncoderSystem
 
     if settings.grades is not None:
         if options.report:
@@ -197,7 +198,7 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
 def read_ranking(path: str, contradicted: list[str] | None = None) -> Ranking:
     """Read a TREC run as `read_run`, or that of a folder of `bixse evaluate`; refuse systems that have to search."""
     from bixse.data.trec import read_run
-    from bixse.evaluation.systems import run_file
+    from bixse.evaluation.open_system import run_file
 
     file = run_file(Path(path))
     if file is None:

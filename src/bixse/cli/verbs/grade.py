@@ -116,7 +116,7 @@ CALIBRATE = Verb(
 def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     """Rank the candidates by a judge's grades, and return the metrics of their order."""
     from bixse.evaluation.collection_task import collection_task
-    from bixse.evaluation.evaluate import evaluate
+    from bixse.evaluation.evaluate_files import evaluate
     from bixse.judging.grade import spending_of
     from bixse.lab.rank import GRADES, JudgeSystem
     from bixse.rendering.table import format_table

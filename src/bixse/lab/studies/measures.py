@@ -13,7 +13,7 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import set_instructions
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.evaluate import Evaluation, evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import Bm25System, EncoderSystem, System
 from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, ArmRun, Measured, train_run
@@ -23,6 +23,7 @@ from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from bixse.evaluation.evaluate import Evaluation
     from bixse.search.tasks import Task
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.converting.transforms import KeepFrom, transformed
 from bixse.errors import IncompleteError, InputError, check_known
-from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem, System
 from bixse.judging.open_judge import JudgeConfig, RankConfig
 from bixse.lab.experiments import Arm, ArmLabels, ArmRun, Measured
