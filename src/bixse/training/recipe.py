@@ -153,7 +153,12 @@ def run_training(config: TrainConfig, inputs: Inputs, guard: RunGuard, title: st
     base = _weights_to_merge_with(config, inputs, trainer)
     guard.lock(inputs.record)
     warnings = parts.warnings + _run_trainer(trainer, out, guard, then_merge=base is not None)
-    history, best = _history(trainer), trainer.state.best_global_step if trainer.evaluator is not None else None
+    history = [
+        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
+        for entry in trainer.state.log_history
+        if "train_runtime" not in entry
+    ]
+    best = trainer.state.best_global_step if trainer.evaluator is not None else None
     warnings += checks.warn_of_no_gain(history, best)
     targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
     merged, head = None, trainer.loss.trained_head(sum(targets) / len(targets) if targets else None)
@@ -381,14 +386,6 @@ def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge:
         done = f"got Ctrl-C or SIGTERM after step {state.global_step} of {state.max_steps}"
         raise InterruptedRunError(f"{out}: {done}; the last checkpoint is kept; the same command continues from it")
     return warnings
-
-
-def _history(trainer: GradedTrainer) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
-        for entry in trainer.state.log_history
-        if "train_runtime" not in entry
-    ]
 
 
 def _merge_tuned(

@@ -141,7 +141,11 @@ def save_shards(checkpoint: Path, loss: GradedLoss, optimizer: Any, scheduler: A
             shutil.rmtree(folder, ignore_errors=True)  # parts of a killed run, perhaps of more processes
             folder.mkdir(parents=True)
             write_atomically(checkpoint / SCHEDULE_FILE, json.dumps(scheduler.state_dict()))
-    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_files(tensors), save_distributed=True)
+    files, written = {}, 0  # the number of each tensor's file, from 1; a file is assembled in memory
+    for name, tensor in tensors.items():
+        files[name] = 1 + written // BYTES_PER_FILE
+        written += tensor.numel() * tensor.element_size()
+    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
     with _original_errors():
         save_parts(tensors, storage_writer=writer, no_dist=world_size() == 1)
 
@@ -188,15 +192,6 @@ def _stored(loss: GradedLoss) -> dict[str, nn.Parameter]:
     read = {id(weight) for part in backbones(loss.model) for weight in part.auto_model.parameters()}
     after = {name: parameter for name, parameter in loss.named_parameters() if id(parameter) not in read}
     return {**_trained(loss), **after}
-
-
-def _files(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """Return tensor name -> number of its file, from 1; a file is assembled in memory."""
-    numbers, written = {}, 0
-    for name, tensor in tensors.items():
-        numbers[name] = 1 + written // BYTES_PER_FILE
-        written += tensor.numel() * tensor.element_size()
-    return numbers
 
 
 def _read(checkpoint: Path, tensors: dict[str, Tensor]) -> None:

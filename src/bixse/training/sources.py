@@ -116,7 +116,16 @@ def load_eval_corpora(splits: Sequence[Split], documents: int | None) -> list[Ev
 
     Splits of one folder share its corpus.
     """
-    names = _names(splits)
+    sources = [each.name for each in splits]
+    names = [
+        name if sources.count(name) == 1 else f"{name}/{each.split}" for name, each in zip(sources, splits, strict=True)
+    ]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(
+            f"dev and guard: got two collections named {twice[0]!r}; expected distinct names, under which the "
+            "figures are shown; fix: rename a folder, or leave one out"
+        )
     parts: dict[object, list[tuple[str, Split]]] = {}
     for name, each in zip(names, splits, strict=True):
         parts.setdefault(each.source.resolve() if isinstance(each.source, Path) else name, []).append((name, each))
@@ -148,18 +157,3 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
         check_split(each.source, each.split)
         hashes |= hash_files({f"{where}/{n}": path for n, path in files_of_split(each.source, each.split).items()})
     return hashes
-
-
-def _names(splits: Sequence[Split]) -> list[str]:
-    """Return the name of each collection, with the split if a folder has several."""
-    sources = [each.name for each in splits]
-    names = [
-        name if sources.count(name) == 1 else f"{name}/{each.split}" for name, each in zip(sources, splits, strict=True)
-    ]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(
-            f"dev and guard: got two collections named {twice[0]!r}; expected distinct names, under which the "
-            "figures are shown; fix: rename a folder, or leave one out"
-        )
-    return names

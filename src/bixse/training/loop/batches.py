@@ -19,7 +19,7 @@ from bixse.data.columns import first_rows, numbered
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.lengths import KINDS
-from bixse.errors import InputError, did_you_mean
+from bixse.errors import InputError, check_known
 from bixse.losses.targets import GradedTargets
 from bixse.progress import Progress
 from bixse.training.loop.tokens import Tokenisation, Tokens
@@ -55,7 +55,13 @@ class BatchPlan(Sampler[list[EpochIndex]]):
             name: np.flatnonzero(tasks == number) for number, name in enumerate(pairs.tasks[0])
         }
         self.shares = dict(shares or {})
-        _check_shares(self.shares, [task for task in self.members if task is not None])
+        known = [task for task in self.members if task is not None]
+        for task, share in self.shares.items():
+            check_known("task_shares", task, known, "check the column `task` of the pairs")
+            if not 0 < share <= 1:
+                raise InputError(
+                    f"task_shares: got {share} for {task!r}; expected one in (0, 1]; fix: leave it out for 1"
+                )
 
     def queries_per_epoch(self, task: str | None) -> int:
         """Return the number of a task's queries per epoch, its share rounded, at least 1."""
@@ -83,17 +89,6 @@ class BatchPlan(Sampler[list[EpochIndex]]):
             batches = [batches[index] for index in generator.permutation(len(batches))]
         for batch in batches:
             yield [(self.epoch, int(number)) for number in batch]
-
-
-def _check_shares(shares: Mapping[str, float], known: Sequence[str]) -> None:
-    for task, share in shares.items():
-        if task not in known:
-            hint = did_you_mean(task, known, otherwise="check the column `task` of the pairs")
-            raise InputError(
-                f"task_shares: got task {task!r}; expected one of {', '.join(known) or 'no task at all'}; fix: {hint}"
-            )
-        if not 0 < share <= 1:
-            raise InputError(f"task_shares: got {share} for {task!r}; expected one in (0, 1]; fix: leave it out for 1")
 
 
 class DrawnGroup(NamedTuple):
@@ -288,7 +283,11 @@ class GradedCollator:
             for key, value in self._features(part, self._prompt(groups, kind), kind).items():
                 batch[f"{kind}_{key}"] = value  # prompt_length is no tensor, and pooling needs it
         if self.world_size > 1:
-            batch["document_order"] = _order(shares)
+            # the position of each column among the gathered documents, padded to the first process's rows
+            order = torch.zeros(len(first), dtype=torch.long)
+            for process, columns in enumerate(shares):
+                order[torch.tensor(columns, dtype=torch.long)] = process * len(shares[0]) + torch.arange(len(columns))
+            batch["document_order"] = order
         counts = (
             len(mine),
             sum(len(group.rows) for group in mine),
@@ -359,14 +358,6 @@ class GradedCollator:
         tokens = self.tokens.get((kind, prompt))
         features = None if tokens is None else tokens.features(numbers[rows])
         return features or self.preprocess(self.pairs.texts(kind, rows), prompt=prompt, task=kind)
-
-
-def _order(shares: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return the (N,) position of each column among the gathered documents, padded to the first process's rows."""
-    order = torch.zeros(sum(map(len, shares)), dtype=torch.long)
-    for process, columns in enumerate(shares):
-        order[torch.tensor(columns, dtype=torch.long)] = process * len(shares[0]) + torch.arange(len(columns))
-    return order
 
 
 def prompts_of(

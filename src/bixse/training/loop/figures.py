@@ -109,7 +109,11 @@ class UnreadFigures:
         total = all_reduce_sum(torch.from_numpy(mine).to(device)).cpu().numpy() if world_size() > 1 else mine
         self._plan_next_read([batch.step for batch in batches], float(total[1]) / world_size(), device)
         summed = total[2 + len(rows) :].reshape(len(rows), len(COUNTS))
-        rates = self._rates(summed.sum(axis=0)) if rows else {}
+        rates = {}
+        if rows:  # pairs and tokens per second over all processes since the last read with an entry
+            together = dict(zip(COUNTS, summed.sum(axis=0).tolist(), strict=True))
+            seconds, self._unlogged_seconds = self._unlogged_seconds, 0.0
+            rates = {f"train_{name}_per_second": round(together[name] / seconds, 1) for name in ("pairs", "tokens")}
         read = []
         for entry, row, losses_sum, numbers in zip(entries, rows, total[2:] / world_size(), summed, strict=False):
             first = {"loss": float(losses_sum) / entry.steps} | {n: row.pop(n) for n in ("grad_norm",) if n in row}
@@ -128,9 +132,3 @@ class UnreadFigures:
             self._next_read = steps[-1] + self._interval
         self.seconds += elapsed
         self._unlogged_seconds += elapsed
-
-    def _rates(self, counts: NDArray[np.float64]) -> dict[str, float]:
-        """Return pairs and tokens per second over all processes since the last read with an entry."""
-        seconds, self._unlogged_seconds = self._unlogged_seconds, 0.0
-        total = dict(zip(COUNTS, counts.tolist(), strict=True))
-        return {f"train_{name}_per_second": round(total[name] / seconds, 1) for name in ("pairs", "tokens")}
