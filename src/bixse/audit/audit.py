@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,6 +132,8 @@ def _audit_one(
     difference = (common.judge - common.human).to_numpy()
     errors = (relevance - relevant) ** 2 - (relevant.mean() - relevant) ** 2
     few = few_of_classes(relevant, query_ids)
+    by_level = common.relevant.groupby(nearest_level(common.judge.to_numpy(), levels)).agg(["size", "mean", "sum"])
+    by_level = by_level.reindex(range(len(levels)), fill_value=0)
     return JudgeAudit(
         name=judge.name,
         path=judge.path,
@@ -153,20 +155,13 @@ def _audit_one(
             GradeShare(grade, size, mean, *wilson_interval(total, size))
             if size >= UNITS_FROM
             else GradeShare(grade, size, mean if size else None)
-            for grade, size, mean, total in _by_level(common.relevant, common.judge, levels)
+            for grade, (size, mean, total) in zip(levels.tolist(), by_level.itertuples(index=False), strict=True)
         ),
         calibration=calibration_report(relevance, relevant, query_ids),
         against_constant=mean_estimate(errors, query_ids),
         worst_pairs=_worst_pairs(common),
         joined=tuple(joined),
     )
-
-
-def _by_level(values: Any, grades: Any, levels: Floats) -> Iterator[tuple[float, int, float, float]]:
-    """Yield each level with number, mean and sum of the values whose grade is nearest to it."""
-    figures = values.groupby(nearest_level(grades.to_numpy(), levels)).agg(["size", "mean", "sum"])
-    figures = figures.reindex(range(len(levels)), fill_value=0)
-    return ((grade, *row) for grade, row in zip(levels.tolist(), figures.itertuples(index=False), strict=True))
 
 
 def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:

@@ -96,17 +96,14 @@ def threshold_at_precision(
     lowest = int(reaching[-1]) if len(reaching) else int(np.flatnonzero(shares == shares.max())[-1])
     # further down come irrelevant pairs alone: the first threshold with as many relevant ones is the most precise
     last = int(ends[np.searchsorted(hits[ends], hits[ends[lowest]])])
-    threshold = _between(values[order][last], values[order][min(last + 1, len(values) - 1)])
-    point = operating_point(values, labels, query_ids, threshold, counted)
-    return replace(point, wanted=precision, is_reached=bool(len(reaching)))
-
-
-def _between(higher: float, lower: float) -> float:
-    """Return the middle of two scores in log-odds; the higher one if there is none above the lower."""
+    # the higher score itself if no number lies between the two
+    higher, lower = values[order][last], values[order][min(last + 1, len(values) - 1)]
     with np.errstate(divide="ignore", invalid="ignore"):
         logit = np.mean([np.log(score) - np.log1p(-score) for score in (higher, lower)])
         middle = float(1 / (1 + np.exp(-logit))) if np.isfinite(logit) else (higher + lower) / 2
-    return middle if lower < middle <= higher else float(higher)
+    threshold = middle if lower < middle <= higher else float(higher)
+    point = operating_point(values, labels, query_ids, threshold, counted)
+    return replace(point, wanted=precision, is_reached=bool(len(reaching)))
 
 
 def operating_point(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -107,7 +107,11 @@ def score_pool(
         encoded = encode_collection(model, JudgedCorpus(task.name, corpus, queries), list(queries), progress, cache)
         rankings.insert(0, encoded.search(list(queries), DEPTH))
     # a query that is a document of the corpus finds itself first, which says nothing
-    rankings = [_without_copies(ranking, queries, texts) for ranking in rankings]
+    rankings = [
+        {query: {name: score for name, score in hits.items() if texts[name] != queries[query].strip()}
+         for query, hits in ranking.items()}
+        for ranking in rankings
+    ]  # fmt: skip
     pool = draw_pool(qrels, rankings, list(corpus), seed)
     pairs = Pairs.from_rows(
         {"query_id": query, "query": queries[query], "document_id": name, "document": texts[name], "relevance": z}
@@ -121,10 +125,3 @@ def score_pool(
         f"retrieved or judged documents and {sampled:,} random documents, weighted to a corpus of {len(corpus):,}"
     )
     return ScoredPool(cosines, pool, facts, (*task.joined, *check_lengths(model, pairs)))
-
-
-def _without_copies(ranking: Ranking, queries: Mapping[str, str], texts: Mapping[str, str]) -> Ranking:
-    return {
-        query: {name: score for name, score in hits.items() if texts[name] != queries[query].strip()}
-        for query, hits in ranking.items()
-    }

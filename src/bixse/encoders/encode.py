@@ -176,7 +176,9 @@ def by_length(texts: Sequence[str]) -> NDArray[np.int64]:
     return np.argsort([len(text) for text in texts], kind="stable")
 
 
-def _add_weights(digest: Any, model: torch.nn.Module, portable: bool = False) -> None:
+def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
+    """Hash everything that a document's embedding depends on, but not its text; `portable` leaves out the precision."""
+    digest = hashlib.sha256()
     for name, state in sorted(model.state_dict().items()):
         for part in state if isinstance(state, tuple) else (state,):  # a quantised layer keeps weight and bias as one
             if not isinstance(part, torch.Tensor):
@@ -187,12 +189,6 @@ def _add_weights(digest: Any, model: torch.nn.Module, portable: bool = False) ->
             tensor = part.dequantize() if part.is_quantized else part
             digest.update(f"{name} {dtype}".encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
-
-
-def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
-    """Hash everything that a document's embedding depends on, but not its text; `portable` leaves out the precision."""
-    digest = hashlib.sha256()
-    _add_weights(digest, model, portable)
     for module in parts_of(model):
         backbone = getattr(getattr(module, "auto_model", None), "config", None)
         options: dict[str, Any] = getattr(module, "get_config_dict", dict)()

@@ -109,7 +109,10 @@ class LambdaLoss(PairwiseLoss):
 
     def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
         weighting = self.options.weighting
-        ranks = _ranks(logits.masked_fill(~counted, -torch.inf))
+        # the (R, N) rank of each document in its row, 1 for the highest; equal scores rank in column order
+        order = torch.argsort(logits.masked_fill(~counted, -torch.inf), dim=1, descending=True, stable=True)
+        from_first = torch.arange(1, logits.shape[1] + 1, device=logits.device).expand_as(order)
+        ranks = torch.empty_like(order).scatter_(1, order, from_first)
         positions = torch.arange(logits.shape[1] + 2, dtype=logits.dtype, device=logits.device)
         inverse = 1 / torch.log2(positions + 1.0)
         inverse[0] = 0.0  # distance 0 compares a document with itself; inverse[r] is 1 / D(r)
@@ -150,10 +153,3 @@ class LambdaLoss(PairwiseLoss):
         gains = self._gains(relevance) * inverse[rank]
         largest = inverse.new_zeros(rows).index_add_(0, row, gains)
         return largest.masked_fill_(largest == 0, 1.0)
-
-
-def _ranks(logits: Tensor) -> Tensor:
-    """Return the (R, N) rank of each document in its row, 1 for the highest; equal logits rank in column order."""
-    order = torch.argsort(logits, dim=1, descending=True, stable=True)
-    ranks = torch.arange(1, logits.shape[1] + 1, device=logits.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, ranks)

@@ -78,7 +78,19 @@ class ScoreLoss(nn.Module):
         """Return the loss of one batch: the first feature set holds the queries, the others documents."""
         queries, *documents = [dict(features) for features in sentence_features]  # the model writes into them
         first, targets = self.loss.targets_of_labels(queries, documents, labels)
-        return self._of_scores(self._scores(queries, documents)[:, first], targets)
+        # scores: (B, N), one column of documents after the other
+        if isinstance(self.model, SparseEncoder):
+            embedded = embed_columns(self.model, [queries, *documents])
+            scores = _dot(embedded[0], torch.cat(embedded[1:]))
+        else:
+            asked = self.model(dict(queries), task=queries.get("task", "query"))
+            columns, masks = embed_columns_padded(self.model, documents, self.mini_batch_size, "document")
+            of_columns = [
+                maxsim(asked["token_embeddings"], column, asked["attention_mask"].bool(), mask, length_normalize=True)
+                for column, mask in zip(columns, masks, strict=True)
+            ]
+            scores = torch.cat(of_columns, dim=1)
+        return self._of_scores(scores[:, first], targets)
 
     def compute_loss_from_embeddings(self, embeddings: Sequence[Tensor], labels: Tensor) -> Tensor:
         """Return the loss of (B, D) sparse queries and one or more (B, D) columns of documents, for `SpladeLoss`."""
@@ -94,19 +106,6 @@ class ScoreLoss(nn.Module):
         relevance = labels.reshape(rows, number).T.reshape(-1)
         targets = GradedTargets.from_entries(row, column, relevance, (rows, rows * number))
         return self._of_scores(_dot(queries, torch.cat(documents)), targets)
-
-    def _scores(self, queries: dict[str, Any], documents: list[dict[str, Any]]) -> Tensor:
-        """Return (B, N) scores of all documents, column after column."""
-        if isinstance(self.model, SparseEncoder):
-            embedded = embed_columns(self.model, [queries, *documents])
-            return _dot(embedded[0], torch.cat(embedded[1:]))
-        asked = self.model(dict(queries), task=queries.get("task", "query"))
-        columns, masks = embed_columns_padded(self.model, documents, self.mini_batch_size, "document")
-        scores = [
-            maxsim(asked["token_embeddings"], column, asked["attention_mask"].bool(), mask, length_normalize=True)
-            for column, mask in zip(columns, masks, strict=True)
-        ]
-        return torch.cat(scores, dim=1)
 
     def _of_scores(self, scores: Tensor, targets: GradedTargets) -> Tensor:
         # the scores as embeddings of the queries, and one axis per document: their products are the scores again, so
