@@ -83,8 +83,12 @@ class FewLabels:
             "",
             format_table([_row(estimate) for estimate in self.estimates], HEADERS),
             "",
-            *(_verdict(estimate) for estimate in self.estimates if estimate.baseline is not None),
         ]
+        for each in self.estimates:
+            if each.baseline is not None:
+                few = f" ({each.queries.few})" if each.queries.few else ""
+                verdict = VERDICT_WORDS[each.queries.verdict()]
+                lines.append(f"{each.metric}, {each.system} against {each.baseline}: {verdict}{few}")
         if self.drawn == "pairs":
             lines.append("nDCG is left out: it needs labels of every graded pair of some queries")
         return "\n".join(lines)
@@ -261,11 +265,6 @@ def _row(estimate: FewLabelsEstimate) -> list[Cell]:
         format_interval(estimate.queries.low, estimate.queries.high, signed),
         estimate.labels_worth,
     ]
-
-
-def _verdict(estimate: FewLabelsEstimate) -> str:
-    verdict = VERDICT_WORDS[estimate.queries.verdict()] + (f" ({few})" if (few := estimate.queries.few) else "")
-    return f"{estimate.metric}, {estimate.system} against {estimate.baseline}: {verdict}"
 
 
 _SMALLEST = 1e-12  # smaller variances of grades in [0, 1] are rounding

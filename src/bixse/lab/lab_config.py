@@ -184,7 +184,10 @@ class StudyConfig(PlaceSettings):
             )
         values: dict[str, Any] = {}
         if preset is not None:
-            values = _preset(str(preset), str(study))
+            presets = _presets()
+            check_known("preset", str(preset), presets)
+            values = presets[str(preset)]
+            values = merged(values, values.pop("studies", {}).get(str(study), {}))
         config = super().load(None, {**merged(values, file), **given, "preset": preset})
         if "data.collection" in given and config.data.pairs:
             raise InputError(
@@ -236,13 +239,6 @@ def _presets() -> dict[str, dict[str, Any]]:
         name, models = file.name.removesuffix(".yaml"), shared.pop("models", {"": {}})
         presets |= {f"{name}-{model}".rstrip("-"): merged(shared, settings) for model, settings in models.items()}
     return dict(sorted(presets.items()))
-
-
-def _preset(name: str, study: str) -> dict[str, Any]:
-    presets = _presets()
-    check_known("preset", name, presets)
-    settings = presets[name]
-    return merged(settings, settings.pop("studies", {}).get(study, {}))
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,12 @@ class JudgeSystem(System):
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> Iterator[tuple[str, Ranking]]:
         (asked,) = task.query_sets
-        candidates = self._candidates(task, depth)
+        if self.config.candidates == JUDGED:
+            candidates: Ranking = {query_id: dict.fromkeys(judged, 0.0) for query_id, judged in asked.qrels.items()}
+        elif self._file is None:
+            candidates = Bm25System().search(task, self.config.depth)[asked.name]
+        else:
+            candidates = self._file.search(task, max(depth, self.config.depth))[asked.name]
         wanted = {document for answers in candidates.values() for document in answers}
         texts = {name: text for name, text in task.documents() if name in wanted}
         lost = Unjoined.of("documents of the run that the corpus lacks", sorted(wanted), texts)
@@ -113,14 +118,6 @@ class JudgeSystem(System):
         columns = ["query_id", "document_id", "relevance"]
         rows: list[dict[str, Any]] = read_table(self.folder / JUDGEMENTS_NAME, columns).to_pylist()
         return rows
-
-    def _candidates(self, task: Task, depth: int) -> Ranking:
-        (asked,) = task.query_sets
-        if self.config.candidates == JUDGED:
-            return {query_id: dict.fromkeys(judged, 0.0) for query_id, judged in asked.qrels.items()}
-        if self._file is None:
-            return Bm25System().search(task, self.config.depth)[asked.name]
-        return self._file.search(task, max(depth, self.config.depth))[asked.name]
 
     def _reordered(
         self, query_id: str, answers: Mapping[str, float], relevance: Mapping[tuple[str, str], float | None]

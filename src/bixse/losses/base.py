@@ -88,7 +88,11 @@ class GradedLoss(nn.Module, ABC):
             targets = GradedTargets.from_tensors(labels, (number_of_texts(query_features), columns))
         else:
             first, targets = self.targets_of_labels(query_features, document_features, labels)
-        parts = self._embed_all([*document_features, query_features])
+        texts = [*document_features, query_features]
+        if (joined := joined_columns(self.model, texts)) is None:
+            parts = [self._embed(features) for features in texts]
+        else:  # common passes save work
+            parts = [*self._embed(joined).split([number_of_texts(features) for features in texts])]
         queries, documents = parts.pop(), torch.cat(parts)
         embedded = queries, documents
         chosen = documents if first is None else documents[first]
@@ -142,13 +146,6 @@ class GradedLoss(nn.Module, ABC):
                     "of a query and as label a list with the relevance of each, or flat rows to GradedTrainer"
                 )
         return first, targets.to(labels.device)
-
-    def _embed_all(self, columns: Sequence[Features]) -> list[Tensor]:
-        """Embed several columns, in common passes where that saves work."""
-        joined = joined_columns(self.model, columns)
-        if joined is None:
-            return [self._embed(features) for features in columns]
-        return [*self._embed(joined).split([number_of_texts(features) for features in columns])]
 
     def _embed(self, features: Features) -> Tensor:
         wrapper = type(vars(self.model).get("forward"))

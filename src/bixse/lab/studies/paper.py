@@ -323,11 +323,14 @@ def rank_by_encoder(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measu
         ranker = EncoderSystem(trained(run, inputs, run_folder, inputs.pairs), cache="none")  # no other run has it
     elif run.arm.labels["system"] == UNTRAINED:
         ranker = EncoderSystem(untrained(run, inputs), cache="none")
-    depth = run.arm.options["depth"]
-    tests = {
-        name: evaluate(ranker, _of_candidates(inputs, folder, depth), verbose=False)
-        for name, folder in inputs.tests.items()
-    }
+    tests = {}
+    for name, folder in inputs.tests.items():
+        task = test_task(inputs, folder)
+        (queries,) = task.query_sets
+        first = Bm25System().search(task, run.arm.options["depth"])[queries.name]
+        candidates = {query: list(answers) for query, answers in first.items()}
+        task = replace(task, query_sets=(replace(queries, candidates=candidates),))
+        tests[name] = evaluate(ranker, task, verbose=False)
     return measured(tests)
 
 
@@ -352,14 +355,6 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measure
                     "the same command again, or another judge"
                 )
     return measured(evaluations)
-
-
-def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:
-    """Return the test queries with the first `depth` documents of BM25 as candidates."""
-    task = test_task(inputs, folder)
-    (queries,) = task.query_sets
-    candidates = {query: list(answers) for query, answers in Bm25System().search(task, depth)[queries.name].items()}
-    return replace(task, query_sets=(replace(queries, candidates=candidates),))
 
 
 def _names(judges: Sequence[str]) -> dict[str, str]:

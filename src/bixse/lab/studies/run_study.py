@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.run import Run, open_run
+from bixse.data.run import open_run
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.engine import PlaceSettings
 from bixse.files.run_folder import RUN_FILE
@@ -51,7 +51,15 @@ def run_study(config: StudyConfig, out: Path, command: str = "", progress: Progr
     """
     study = find_study(config.study)
     values = chosen_values(study, config)
-    record = _open(study, config, values, out)
+    # content of input files counts, their paths do not
+    apart = {"data", "study", "preset", "jobs", "keep_models", "precision", *PlaceSettings.model_fields}
+    settings = config.model_dump(mode="json", exclude=apart) | config.data.model_dump(mode="json")
+    train = TrainConfig.load(None, {**config.shared, "pairs": "pairs.parquet"})
+    settings |= {"values": values, "train": train.model_dump(mode="json", exclude=set(OWNED))}
+    # resolved: `auto` on another machine would mix two dtypes in one table
+    settings["train"]["precision"] = resolve_precision(config.shared.get("precision"))
+    paths = ("pairs", "dev", "test", "extra_test", *(() if config.data.collection == PYDOCS else ("collection",)))
+    record = open_run(out, f"study {study.name}", settings, input_hashes(config), paths)
     with opened(record, config.engine_of(config.jobs)) as experiment:
         with experiment.in_turn():
             inputs = prepare_inputs(config, out)
@@ -118,18 +126,3 @@ def plan_study(config: StudyConfig) -> StudyPlan:
     if config.model not in ("demo", STATIC) and not Path(config.model).exists():
         missing.append(f"{config.model} (fetched from the hub at the first run)")
     return StudyPlan([arm.label for arm in trained], len(arms) - len(trained), len(config.seeds), missing)
-
-
-def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) -> Run:
-    """Open the record of a study. Content of input files counts, their paths do not."""
-    data = config.data
-    apart = {"data", "study", "preset", "jobs", "keep_models", "precision", *PlaceSettings.model_fields}
-    settings = config.model_dump(mode="json", exclude=apart) | data.model_dump(mode="json")
-    defaults = TrainConfig.load(None, {**config.shared, "pairs": "pairs.parquet"}).model_dump(
-        mode="json", exclude=set(OWNED)
-    )
-    settings |= {"values": values, "train": defaults}
-    # resolved: `auto` on another machine would mix two dtypes in one table
-    settings["train"]["precision"] = resolve_precision(config.shared.get("precision"))
-    paths = ("pairs", "dev", "test", "extra_test", *(() if data.collection == PYDOCS else ("collection",)))
-    return open_run(out, f"study {study.name}", settings, input_hashes(config), paths)

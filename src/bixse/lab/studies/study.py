@@ -65,24 +65,21 @@ def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
                 f"values: got {key!r}; expected one of {known} for study {study.name!r}; "
                 f"fix: {did_you_mean(key, study.defaults)}"
             )
-        if isinstance(study.defaults[key], list) and (not isinstance(value, list) or not value):
+        default = study.defaults[key]
+        if isinstance(default, list) and (not isinstance(value, list) or not value):
             raise ConfigError(f"values: got {value!r} for {key!r}; expected a list; fix: write [a, b, c]")
-        _check_values(key, value, study.defaults[key])
+        if value is None and default is None:
+            continue
+        kind, expected = VALUES.get(key, (Annotated[str, Field(strict=True)], "names"))
+        for part in value if isinstance(default, list) else [value]:
+            try:
+                TypeAdapter(kind).validate_python(part)
+            except ValidationError:
+                raise ConfigError(
+                    f"values: got {part!r} for {key!r}; expected {expected}; "
+                    f"fix: change it, or leave the key out for the default, {default!r}"
+                ) from None
     return {**study.defaults, **config.values}
-
-
-def _check_values(key: str, value: Any, default: object) -> None:
-    kind, expected = VALUES.get(key, (Annotated[str, Field(strict=True)], "names"))
-    if value is None and default is None:
-        return
-    for part in value if isinstance(default, list) else [value]:
-        try:
-            TypeAdapter(kind).validate_python(part)
-        except ValidationError:
-            raise ConfigError(
-                f"values: got {part!r} for {key!r}; expected {expected}; "
-                f"fix: change it, or leave the key out for the default, {default!r}"
-            ) from None
 
 
 def of_loss(config: StudyConfig, loss: str) -> dict[str, Any]:

@@ -65,7 +65,12 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
     extra, path = _named(data.extra_test, tests), folder / "train.parquet"
     if not path.exists():
         pairs = load_several(list(data.pairs)) if data.pairs else _pairs_of_collection(data, folder)
-        _check_not_trained_on({**tests, **extra}, pairs, bool(config.train.get("allow_shared_queries")))
+        held_out = {}
+        for name, test in {**tests, **extra}.items():
+            collection = load_collection(test, ["test"])
+            held_out[f"test {name}"] = {query: collection.queries[query] for query in collection.qrels["test"]}
+            _warn(f"{name}/{line}" for line in collection.warnings)
+        _warn(check_not_trained_on(held_out, pairs.queries, bool(config.train.get("allow_shared_queries"))))
         save_graded_pairs(pairs, path)
     dev, split = (data.dev, _dev_split(data.dev)) if data.pairs else (tuple(tests.values()), "dev")
     return StudyInputs(path, dev, split, tests, model, data.min_relevant_grade, extra, data.exclude_self)
@@ -85,15 +90,6 @@ def _pairs_of_collection(data: StudyData, folder: Path) -> Pairs:
     pairs = Pairs.from_collection(collection, "train", GradeScale(*data.scale))
     # some published collections hold judged documents without text, which teach nothing
     return Pairs.from_rows(row for row in pairs.rows() if row["document"])
-
-
-def _check_not_trained_on(tests: Mapping[str, Path], pairs: Pairs, allowed: bool) -> None:
-    held_out = {}
-    for name, folder in tests.items():
-        collection = load_collection(folder, ["test"])
-        held_out[f"test {name}"] = {query: collection.queries[query] for query in collection.qrels["test"]}
-        _warn(f"{name}/{line}" for line in collection.warnings)
-    _warn(check_not_trained_on(held_out, pairs.queries, allowed))
 
 
 def _warn(lines: Iterable[str]) -> None:
