@@ -178,7 +178,10 @@ def _of_folder(folder: Path, record: dict[str, Any]) -> Any:
             return load_report_data(folder / "results.json")
         if command == "grade":
             return _of_grades(**results)
-        return _of_suite(results) if command == "evaluate" else _of_tables(folder, TABLES[command])
+        if command == "evaluate":
+            return _of_suite(results)
+        tables = {Path(file).stem: list(csv.reader(io.StringIO(read_text(folder / file)))) for file in TABLES[command]}
+        return {"sections": [Section(title=name, headers=head, rows=rows) for name, (head, *rows) in tables.items()]}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{folder}: got results that cannot be read ({type(error).__name__}: {first_fault(error)}); expected those "
@@ -491,8 +494,3 @@ def _of_grades(summary: Mapping[str, Any], judge: str, **rest: Any) -> Fields:
     lines = [f"{graded} of {summary['pairs'] + summary['not_asked']} pairs graded by {judge}{mean}.",
              f"Answers: {statuses or 'none'}."]  # fmt: skip
     return {"sections": [Section(title="grades", lines=lines, headers=["Relevance", "Pairs"], rows=rows)]}
-
-
-def _of_tables(folder: Path, files: Sequence[str]) -> Fields:
-    tables = {Path(file).stem: list(csv.reader(io.StringIO(read_text(folder / file)))) for file in files}
-    return {"sections": [Section(title=name, headers=head, rows=rows) for name, (head, *rows) in tables.items()]}

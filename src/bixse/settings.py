@@ -342,9 +342,16 @@ def _line(kind: type[Settings], key: str, errors: Sequence[Mapping[str, Any]], i
     field = kind.model_fields.get(key.partition(".")[0])
     key = key.partition(".")[2] if in_python and _is_flat(kind, key) else key
     if error["type"] == "extra_forbidden":
+        known = {name.rpartition(".")[2]: name for name in known_keys(kind)}
         hint = {"out": "give --out on the command line", **kind.renamed}.get(key)
-        if hint is None or hint in {name.rpartition(".")[2] for name in known_keys(kind)}:
-            hint = _nearest(kind, hint or str(error["loc"][-1]), in_python)
+        if hint is None or hint in known:
+            word = hint or str(error["loc"][-1])
+            shown = {name: name if in_python and _is_flat(kind, path) else path for name, path in known.items()}
+            if close := difflib.get_close_matches(word, known, n=1):
+                hint = f"did you mean {shown[close[0]]!r}?"
+            else:
+                nearest = difflib.get_close_matches(word, known, n=NEAREST, cutoff=0.0)
+                hint = f"choose a known key, such as {', '.join(shown[name] for name in nearest)}"
         return f"  {key}: got an unknown key; expected a known one; fix: {hint}"
     if error["type"] == "missing":
         return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file{_on_the_command_line(key, field)}"
@@ -364,16 +371,6 @@ def _is_flat(kind: type[Settings], key: str) -> bool:
     section, _, inner = key.partition(".")
     flag = flag_of(kind.model_fields[section]) if inner and section in kind.model_fields else None
     return flag is not None and flag.flat
-
-
-def _nearest(kind: type[Settings], word: str, in_python: bool) -> str:
-    """Return a hint at the known key that is meant, or at the ten nearest."""
-    known = {name.rpartition(".")[2]: name for name in known_keys(kind)}
-    shown = {name: name if in_python and _is_flat(kind, known[name]) else known[name] for name in known}
-    if close := difflib.get_close_matches(word, known, n=1):
-        return f"did you mean {shown[close[0]]!r}?"
-    nearest = difflib.get_close_matches(word, known, n=NEAREST, cutoff=0.0)
-    return f"choose a known key, such as {', '.join(shown[name] for name in nearest)}"
 
 
 def _on_the_command_line(key: str, field: FieldInfo | None) -> str:

@@ -212,21 +212,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> CommandResult:
     name, verb, args = parse(words)
     if world_size() > 1:
-        _check_shares(name, verb)
+        from bixse.engine import PlaceSettings  # not at the top: it is needed only here
+
+        # a verb that cannot split its work over several processes is refused
+        classes = [verb.settings, *filter(None, map(section_of, verb.settings.model_fields.values()))]
+        if name not in SHARING_VERBS and not any(issubclass(kind, PlaceSettings) for kind in classes):
+            raise InputError(
+                f"bixse {name}: got {world_size()} processes; expected one; fix: start it without the launcher (only "
+                "`bixse train` and verbs with `--engine ranks` use several processes)"
+            ).of_all_processes()
     with contextlib.redirect_stdout(sys.stderr):  # standard output has the result alone
         return verb.call(args, tuple(words))
-
-
-def _check_shares(name: str, verb: Verb[Any, Any]) -> None:
-    """Refuse a verb that cannot split its work over several processes."""
-    from bixse.engine import PlaceSettings  # not at the top: it is needed only here
-
-    classes = [verb.settings, *filter(None, map(section_of, verb.settings.model_fields.values()))]
-    if name not in SHARING_VERBS and not any(issubclass(kind, PlaceSettings) for kind in classes):
-        raise InputError(
-            f"bixse {name}: got {world_size()} processes; expected one; fix: start it without the launcher (only "
-            "`bixse train` and verbs with `--engine ranks` use several processes)"
-        ).of_all_processes()
 
 
 def _unexpected(error: Exception) -> str:

@@ -60,23 +60,19 @@ def older_settings(folder: Path) -> dict[str, Any]:
             # come last: vLLM of 2024 took the first key that is true, include_prompt too, for the pooling.
             changed[name] = {**{key: mode in modes for mode, key in POOLING_KEYS.items()}, **pooling}
     text = _read(folder / "sentence_bert_config.json")
-    limits = {"max_seq_length": _length(folder, text or {}), "do_lower_case": False}
-    if text is not None and limits["max_seq_length"] is not None and not limits.keys() <= text.keys():
-        changed["sentence_bert_config.json"] = {**limits, **text}
+    if text is not None and not {"max_seq_length", "do_lower_case"} <= text.keys():
+        length = text.get("max_seq_length")
+        if length is None:  # sentence-transformers 6 reads the lower of two limits
+            config, tokenizer = (_read(folder / name) or {} for name in ("config.json", "tokenizer_config.json"))
+            limits = (config.get("max_position_embeddings"), tokenizer.get("model_max_length"))
+            length = min((limit for limit in limits if limit and 0 < limit < NO_LIMIT), default=None)
+        if length is not None:
+            changed["sentence_bert_config.json"] = {"max_seq_length": int(length), "do_lower_case": False, **text}
     # keys are added and none is changed; all versions know the older name of the same class
     older = [{**module, "type": NEW_TYPE.sub(OLD_TYPE, module["type"])} for module in modules]
     if older != modules:
         changed["modules.json"] = older
     return changed
-
-
-def _length(folder: Path, text: dict[str, Any]) -> int | None:
-    """Return the tokens per text that sentence-transformers 6 reads; None for no limit."""
-    if text.get("max_seq_length") is not None:
-        return int(text["max_seq_length"])
-    config, tokenizer = (_read(folder / name) or {} for name in ("config.json", "tokenizer_config.json"))
-    limits = (config.get("max_position_embeddings"), tokenizer.get("model_max_length"))
-    return min((limit for limit in limits if limit and 0 < limit < NO_LIMIT), default=None)
 
 
 def _read(path: Path, kind: type = dict) -> Any:

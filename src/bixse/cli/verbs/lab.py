@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,7 +120,14 @@ def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
         plan = plan_study(config)
         return CommandResult(plan.text(), {"runs": plan.runs, "missing": plan.missing})
     out = options.out or Path("runs") / f"study-{config.study}"
-    result = run_study(config, out, _command(options.words), progress_bar)
+    # the findings show the command line without options that do not change them
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--out", "--jobs", *(f"--{name.replace('_', '-')}" for name in PlaceSettings.model_fields)):
+        parser.add_argument(flag)
+    for flag in ("--keep-models", "--json", "--debug"):
+        parser.add_argument(flag, action="store_true")
+    command = shlex.join(["bixse", *parser.parse_known_args(list(options.words))[1]])
+    result = run_study(config, out, command, progress_bar)
     if result.waiting:
         return waits(result.waiting)
     outcome = result.outcome
@@ -142,16 +148,6 @@ def _known(options: StudyOptions) -> CommandResult:
     from bixse.lab.studies.paper import describe_studies
 
     return CommandResult(f"{describe_studies()}\n\npresets: {', '.join(preset_names())}")
-
-
-def _command(words: Sequence[str]) -> str:
-    """Return the command line without options that do not change the findings."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--out", "--jobs", *(f"--{name.replace('_', '-')}" for name in PlaceSettings.model_fields)):
-        parser.add_argument(flag)
-    for flag in ("--keep-models", "--json", "--debug"):
-        parser.add_argument(flag, action="store_true")
-    return shlex.join(["bixse", *parser.parse_known_args(list(words))[1]])
 
 
 OUT = "Folder for runs, tables and plot. Without it, runs/study-NAME."

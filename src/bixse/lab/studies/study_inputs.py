@@ -26,7 +26,7 @@ from bixse.errors import InputError
 from bixse.files.files import hash_files
 from bixse.lab.experiments import INPUTS_FOLDER
 from bixse.lab.lab_config import PYDOCS, StudyConfig, StudyData
-from bixse.relevance import GradeScale, Qrels
+from bixse.relevance import GradeScale
 from bixse.training.checks import check_not_trained_on
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,16 @@ def divided(collection: Collection, data: StudyData) -> Collection:
     if splits is not None:
         qrels = {name: collection.qrels[split] for name, split in zip(("train", "dev", "test"), splits, strict=True)}
     else:
-        qrels = _by_hash(collection, next(iter(collection.qrels.values())), data.shares)
+        ends = {"train": data.shares[0], "dev": data.shares[0] + data.shares[1], "test": sum(data.shares)}
+        parts: dict[str, dict[str, Mapping[str, float]]] = {name: {} for name in ends}
+        for query_id, judged in next(iter(collection.qrels.values())).items():
+            text = " ".join(collection.queries[query_id].casefold().split())  # equal texts get the same split
+            position = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12  # 48 bits: exact
+            # shares may sum to less than 1: the other queries are left out
+            split = next((name for name, end in ends.items() if position < end), None)
+            if split is not None:
+                parts[split][query_id] = judged
+        qrels = {name: dict(part) for name, part in parts.items()}
     for name, part in qrels.items():
         if len(part) < 2:
             raise InputError(
@@ -151,19 +160,6 @@ def divided(collection: Collection, data: StudyData) -> Collection:
                 "fix: name other `data.splits`, or change `data.shares`"
             )
     return Collection(collection.name, collection.corpus, collection.queries, qrels)
-
-
-def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, float]) -> dict[str, Qrels]:
-    ends = {"train": shares[0], "dev": shares[0] + shares[1], "test": sum(shares)}
-    parts: dict[str, dict[str, Mapping[str, float]]] = {name: {} for name in ends}
-    for query_id, judged in qrels.items():
-        text = " ".join(collection.queries[query_id].casefold().split())  # equal texts get the same split
-        position = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12  # 48 bits: exact in a float
-        # shares may sum to less than 1: the other queries are left out
-        name = next((name for name, end in ends.items() if position < end), None)
-        if name is not None:
-            parts[name][query_id] = judged
-    return {name: dict(part) for name, part in parts.items()}
 
 
 def _splits_of(folder: Path) -> tuple[str, ...]:
