@@ -121,8 +121,6 @@ PATIENCE = 120.0
 """Seconds for processes to write a checkpoint after they are told to stop."""
 MOST_PROCESSES = 8
 """Default limit of concurrent processes: each loads the libraries and a model."""
-DIED = "its process died, most likely for lack of memory"
-"""Error of a shard whose process ended without a message."""
 _job: Job[Any, Any]
 """Job of this process of a pool."""
 _state: list[Any] = []
@@ -285,7 +283,7 @@ def spread(
                     free.append(slots.pop(worker))
                     worker.close()
                     if shard is not nothing:
-                        yield Ended(shard, error=DIED)
+                        yield Ended(shard, error="its process died, most likely for lack of memory")
                     elif (refusal := worker.refusal(error)) or (lost := lost + 1) > processes:
                         raise refusal or error
                     elif pending:

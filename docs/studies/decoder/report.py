@@ -39,7 +39,7 @@ def main() -> None:
     trained = {name: result_of(Path(run)) for name, _, run in (word.partition("=") for word in args.runs)}
     folder = args.data / "collection"
     comparer = Comparer(folder)
-    print(*comparer.search_bm25("BM25"))
+    print(*comparer.search_bm25())
     models = {"base": args.data / "smollm2-12"} | {name: run.model_path for name, run in trained.items()}
     for name, model in models.items():
         label = LABELS.get(name, name) if name in trained else "untrained decoder"

@@ -102,13 +102,13 @@ class ImpossibleLabel:
     value: float
 
 
-def impossible_lines(labels: Sequence[ImpossibleLabel], most: int = 20) -> list[str]:
-    """Return one line per label for a terminal, then the number of further labels."""
+def impossible_lines(labels: Sequence[ImpossibleLabel]) -> list[str]:
+    """Return one line per label for a terminal, for 20 labels at most, then the number of further labels."""
     lines = [
         f"  {label.path}, row {label.row}: query {label.query_id}, document {label.document_id}: {label.value:g}"
-        for label in labels[:most]
+        for label in labels[:20]
     ]
-    lines += [f"  ... and {len(labels) - most} more, see the JSON file"] if len(labels) > most else []
+    lines += [f"  ... and {len(labels) - 20} more, see the JSON file"] if len(labels) > 20 else []
     return ["", "impossible labels, left out:", *lines] if lines else []
 
 

@@ -71,8 +71,6 @@ OVERWRITE = (
     "Name of the --out folder, without the folders above it, to delete it before the work if it is a run of bixse. "
     "Without this option, a folder of another run is refused."
 )
-INTERRUPTED = "stopped by Ctrl-C or SIGTERM; the same command continues from what is finished"
-"""The error if a verb without checkpoints is interrupted."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -187,7 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known_to_all = error.known_to_all
         result = CommandResult(text="", errors=[str(error)], exit_code=error.exit_code)
     except KeyboardInterrupt:
-        result = CommandResult(text="", errors=[INTERRUPTED], exit_code=130)
+        message = "stopped by Ctrl-C or SIGTERM; the same command continues from what is finished"
+        result = CommandResult(text="", errors=[message], exit_code=130)
     except Exception as error:
         if "--debug" in words:
             sys.stderr.write(printable(traceback.format_exc()))

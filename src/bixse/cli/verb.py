@@ -177,8 +177,6 @@ def _with_report(result: CommandResult, folder: Path) -> CommandResult:
 
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}
 """Type of a setting -> placeholder for its value."""
-MORE = "further settings"
-"""Title of the group of the verb's settings that are not in `first`."""
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type[Settings], first: Sequence[str] = ()) -> None:
@@ -225,7 +223,7 @@ def _add(
             _add_setting(parser if key in rank else into, key, word, info, flag)
         else:
             home = next(base for base in kind.__mro__ if name in get_annotations(base))
-            title = MORE if home is kind else (home.__doc__ or "").splitlines()[0].rstrip(".")
+            title = "further settings" if home is kind else (home.__doc__ or "").splitlines()[0].rstrip(".")
             groups[home] = groups.get(home) or parser.add_argument_group(title)
             _add_setting(groups[home], key, word, info, flag)
 

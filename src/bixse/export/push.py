@@ -23,7 +23,6 @@ from bixse.results import Difference
 if TYPE_CHECKING:
     from bixse.export.export_settings import PushSettings
 
-CARD_FILE = "README.md"
 PICKLE_SUFFIXES = {".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".joblib", ".bin"}
 PICKLE_STARTS = (b"PK\x03\x04", *(bytes([0x80, version]) for version in range(2, 6)))
 """First bytes of torch's archives, and of pickles of protocol 2 to 5."""
@@ -89,7 +88,7 @@ def push(settings: PushSettings, dry_run: bool = False) -> Pushed:
             f"{folder}: got the kind {kind}; expected an encoder, as the card says; fix: `hf upload {name} {folder}`"
         )
     card = model_card(folder, name)
-    contents = {part.as_posix(): path for part, path in files.items()} | {CARD_FILE: card.encode()}
+    contents = {part.as_posix(): path for part, path in files.items()} | {"README.md": card.encode()}
     if dry_run:
         return Pushed(tuple(contents), card, None)
     if get_token() is None:

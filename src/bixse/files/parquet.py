@@ -30,11 +30,11 @@ BYTES_STREAMED = 2**20
 ROWS_PER_BLOCK = 2**16
 
 
-def save_table(table: pa.Table | pa.RecordBatchReader, path: Path, group_rows: int | None = None) -> None:
-    """Write a table or its batches atomically with page checksums, at most `group_rows` rows per row group."""
+def save_table(table: pa.Table | pa.RecordBatchReader, path: Path) -> None:
+    """Write a table or its batches atomically with page checksums."""
     with atomic_file(path) as file, table_writer(file, table.schema) as writer:
         if isinstance(table, pa.Table):
-            writer.write_table(table, group_rows)
+            writer.write_table(table)
             return
         for batch in table:
             writer.write_batch(batch)

@@ -41,9 +41,9 @@ class Comparer:
     guarded: list[Comparison] = field(default_factory=list)
     """Differences on the guard queries."""
 
-    def search_bm25(self, label: str) -> list[str]:
+    def search_bm25(self) -> list[str]:
         """Search the test queries with BM25; return notes with the figures."""
-        self.labels[BM25_NAME] = label
+        self.labels[BM25_NAME] = "BM25"
         self.test[BM25_NAME] = evaluate(BM25_NAME, collection_task(self.folder, "test"), verbose=False)
         return [f"nDCG@10 {self.test[BM25_NAME].metrics[PRIMARY_METRIC]:.3f}"]
 

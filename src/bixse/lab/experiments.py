@@ -167,7 +167,6 @@ TRAIN_FOLDER = "train"
 INPUTS_FOLDER = "inputs"
 PAIRS_FILE = "pairs.parquet"
 """The transformed training pairs of a run. They are deleted when the run has ended."""
-ELSEWHERE = "another rank has not done it yet"
 FIX = "tried twice; fix: fewer jobs, or smaller batches"
 """The reason of a run that ended without an error of its own, for example because its process died."""
 PARTS = (MODEL_FOLDER, ADAPTER_FOLDER, TUNED_FOLDER, CHECKPOINT_FOLDER)
@@ -297,7 +296,8 @@ def _wait_for_other_ranks(
     there = {run.name: load_result(run, experiment.folder) for run in runs if run.name not in results}
     results.update({name: each for name, each in there.items() if each is not None and each.status != "interrupted"})
     waiting = [run for run in runs if run.name not in results and wanted(run, results)]
-    results.update({run.name: _result(run, status="interrupted", reason=ELSEWHERE) for run in waiting})
+    why = "another rank has not done it yet"
+    results.update({run.name: _result(run, status="interrupted", reason=why) for run in waiting})
     return len(waiting)
 
 

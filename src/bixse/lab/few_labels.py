@@ -36,10 +36,6 @@ from bixse.rendering.wording import format_difference, format_interval
 from bixse.results import UNITS_FROM, VERDICT_WORDS, IntervalEstimate, too_few
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
-NO_NDCG = (
-    "ndcg: got labels of pairs; expected labels of every graded pair of some queries, as the ideal ranking of a query "
-    "is no sum over labels; fix: label whole queries, or read precision@k"
-)
 HEADERS = ("metric", "system", "judge alone", "estimate", "these queries", "queries like these", "labels worth")
 
 
@@ -125,7 +121,10 @@ def evaluate_few_labels(
     default = FEW_LABELS_METRICS if pool.whole_queries else FEW_LABELS_METRICS[1:]
     wanted = [_parse(name, positive_from) for name in (default if metrics is None else metrics)]
     if not pool.whole_queries and any(metric.measure == "ndcg" for metric in wanted):
-        raise InputError(NO_NDCG)
+        raise InputError(
+            "ndcg: got labels of pairs; expected labels of every graded pair of some queries, as the ideal ranking of "
+            "a query is no sum over labels; fix: label whole queries, or read precision@k"
+        )
     if not 0 < positive_from <= 1:
         raise InputError(
             f"positive_from: got relevance {positive_from:g}; expected above 0 and up to 1; fix: name the lowest grade "

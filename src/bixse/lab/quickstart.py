@@ -38,7 +38,6 @@ MODEL = "demo"
 LABELS = {"bixse": "BiXSE", "infonce": "InfoNCE"}
 """Loss -> its name in tables. Other losses keep their own name."""
 # One pass, short texts and few merge weights, because the quick start must end in minutes on two CPU cores.
-PASSES = 1
 DOCUMENTS_PER_QUERY, FAST_DOCUMENTS = 3, 2
 TRAIN_LENGTH, FAST_TRAIN_LENGTH = 64, 32
 """Number of tokens read per text in training, without and with `--fast`. All other steps read complete texts."""
@@ -167,7 +166,7 @@ def _train_and_search(
 
     trained: dict[str, TrainResult] = {}
     with stage("search with BM25") as notes:
-        notes += comparer.search_bm25("BM25")
+        notes += comparer.search_bm25()
     search("base", "base model", config.model)
     for loss in losses:
         label = LABELS.get(loss, loss)
@@ -194,7 +193,7 @@ def train_settings(out: Path, fast: bool, seed: int) -> TrainConfig:
         train_max_length=FAST_TRAIN_LENGTH if fast else TRAIN_LENGTH,
         seed=seed,
         optimizer=OptimizerConfig(
-            num_train_epochs=PASSES, documents_per_query=FAST_DOCUMENTS if fast else DOCUMENTS_PER_QUERY
+            num_train_epochs=1, documents_per_query=FAST_DOCUMENTS if fast else DOCUMENTS_PER_QUERY
         ),
     )
 

@@ -27,7 +27,6 @@ SAVED_TOGETHER: Mapping[str, int] = defaultdict(lambda: 2048, cuda=16_384)
 LOOKED_UP_TOGETHER = 4096
 """Texts per look-up, below SQLite's limit of 32,766 parameters."""
 SECONDS_WAITED = 60.0  # for the lock of another process
-_TABLE = "CREATE TABLE IF NOT EXISTS embeddings (text BLOB PRIMARY KEY, embedding BLOB NOT NULL)"
 
 
 class EmbeddingStore:
@@ -134,7 +133,7 @@ class EmbeddingStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # the context of a connection commits or rolls back, and does not close
             with closing(sqlite3.connect(self.path, timeout=SECONDS_WAITED)) as file, file:
-                file.execute(_TABLE)
+                file.execute("CREATE TABLE IF NOT EXISTS embeddings (text BLOB PRIMARY KEY, embedding BLOB NOT NULL)")
                 file.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", contents.items())
         except (sqlite3.Error, OSError) as error:
             self.failure = f"{self.path}: {error}"

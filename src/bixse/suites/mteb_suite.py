@@ -42,10 +42,8 @@ if TYPE_CHECKING:
 
 CACHE_FOLDER = "mteb"
 """mteb's results, inside a system's folder so that no other system reads them."""
-PREDICTIONS_FOLDER = "predictions"
 RANKED_BY = "ndcg_at_10"
 """mteb's name of the metric with known values per query."""
-DEFAULT_SUBSET = "default"
 KINDS: tuple[Literal["query"], Literal["document"]] = ("query", "document")
 
 
@@ -90,7 +88,7 @@ def download_collection(name: str, folder: Path, splits: Sequence[str]) -> None:
         ) from error
     task.convert_v1_dataset_format_to_v2(None)
     for split in splits:
-        data = task.dataset[DEFAULT_SUBSET][split]
+        data = task.dataset["default"][split]
         corpus = {row["id"]: Document(row.get("title") or "", row["text"]) for row in data["corpus"]}
         queries = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
         save_collection(Collection(name, corpus, queries, {split: data["relevant_docs"]}), folder)
@@ -153,7 +151,7 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
 def _evaluate(system: System, task: AbsTask, record: Run) -> None:
     parts = parts_of_task(task)
     model: Any = mteb_model(system, parts)
-    cache, predictions = mteb.ResultCache(record.folder.parent / CACHE_FOLDER), record.folder / PREDICTIONS_FOLDER
+    cache, predictions = mteb.ResultCache(record.folder.parent / CACHE_FOLDER), record.folder / "predictions"
     started = time.perf_counter()
     per_query: PerQuery = {}
     mains = []
