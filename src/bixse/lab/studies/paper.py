@@ -25,7 +25,6 @@ from bixse.training.config import TrainConfig
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pairs
     from bixse.lab.studies.study_inputs import StudyInputs
-    from bixse.search.tasks import Task
 
 
 KEEPS_GRADES = "bixse"
