@@ -45,11 +45,9 @@ def main() -> None:
         label = LABELS.get(name, name) if name in trained else "untrained decoder"
         print(label, *comparer.search(name, label, model, None))
     first, *others = trained
-    for name in trained:
-        comparer.compare(name, "base")
-        comparer.compare(name, "base", on_guard=True)
-    for name in others:
-        comparer.compare(first, name)
+    against_base = [(name, "base") for name in trained]
+    comparer.compare([*against_base, *((first, name) for name in others)])
+    comparer.compare(against_base, on_guard=True)
     collection = load_collection(folder)
     first_label = comparer.labels[first]
     calibrations = calibrate_on_dev(
