@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bixse.data.graded_pairs import Pair
 from bixse.judging.grade import grade_into
-from bixse.judging.judge import Answer, Question, Usage
+from bixse.judging.judge import Answer, AnyJudge, Question, Usage
 from bixse.judging.open_judge import GradeConfig
 from bixse.relevance import GradeScale
 
@@ -18,8 +18,8 @@ def planted(question):
     return len(question.document) % 7 / 2
 
 
-class ScriptedJudge:
-    scale, at_once, closed = SCALE, 1, False
+class ScriptedJudge(AnyJudge):
+    scale, closed = SCALE, False
 
     def __init__(self, log=None, ahead=4, pause=0.0, rule=None, name="scripted", usage=None):
         self.log, self.ahead, self.pause, self.rule, self.name = log, ahead, pause, rule, name
@@ -51,9 +51,6 @@ class ScriptedJudge:
             return self.rule(question)
         grade = planted(question)
         return Answer("graded", "verbal", (), grade, grade, grade, str(grade), self.usage, judge=self.name)
-
-    def count_tokens(self, questions):
-        return None
 
     def close(self):
         self.closed = True

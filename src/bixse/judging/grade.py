@@ -401,7 +401,7 @@ def open_grading(
     folder, source, in_shards = Path(out).absolute(), config.pairs, config.engine.in_shards
     inputs, total = dict[str, str](), 0
     if not in_shards:
-        pairs = pairs or (load_pairs(source) if source is not None else list(getattr(judge, "pairs", list)()))
+        pairs = pairs or ([] if source is None else load_pairs(source))
         total = len(pairs)
     if source is not None and (in_shards or source.is_dir()):
         inputs["pairs"], rows = parquet_pairs(source)
@@ -410,7 +410,7 @@ def open_grading(
         inputs["pairs"] = file_hash(source)
     if not total:
         raise InputError(NO_PAIRS)
-    for doubt in getattr(judge, "doubts", ()):
+    for doubt in judge.doubts:
         log.warning("%s", doubt)
     identity, shards = stored_identity(judge.identity), config.engine.shards
     settings = {"judge": identity, **config.recorded(), **({"shards": shards or "auto"} if in_shards else {})}

@@ -1,15 +1,16 @@
-"""The protocol of judges, their questions, and their answers: one grade, text or status per question."""
+"""The base of judges, their questions, and their answers: one grade, text or status per question."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 if TYPE_CHECKING:
     from bixse.relevance import GradeScale
@@ -247,41 +248,34 @@ def _parts(name: str) -> tuple[str, str, str]:
     return bare[: match.start()] if match else bare, release.replace("latest", ""), tag.replace("latest", "")
 
 
-class AnyJudge(Protocol):
-    """A source of grades: a server, a local model, a cross-encoder, or existing judgements.
+class AnyJudge(ABC):
+    """The base of sources of grades: a server, a local model, a cross-encoder, existing judgements or a function.
 
     `answers` may take questions ahead and give answers in any order. Each question is answered once, with a grade or a
     status. The next question is taken only when there is room to ask it, so the caller can stop at any time.
-
-    A judge that asks questions with known answers when it opens also has `doubts`, a sequence of reasons against its
-    grades. `grade` logs them before the first question, when nothing is paid yet.
     """
 
-    @property
-    def name(self) -> str:
-        """Model name, recorded with every row."""
+    name: str
+    """Model name, recorded with every row."""
+    scale: GradeScale
+    """Scale of the grades: the rubric's, or the judge's own scale if it reads no rubric."""
+    identity: dict[str, Any]
+    """Everything that decides an answer except the question, as plain JSON values; no address, no key."""
+    at_once: int = 1
+    """Number of concurrent questions; 1 if the time of a batch is already divided among its answers."""
+    doubts: Sequence[str] = ()
+    """Reasons against its grades, if the judge asked questions with known answers when it opened. `grade` logs them
+    before the first question, when nothing is paid yet."""
+    warnings: Sequence[str] = ()
+    """Warnings for people who use the grades; the list may grow while the judge answers."""
 
-    @property
-    def scale(self) -> GradeScale:
-        """Scale of the grades: the rubric's, or the judge's own scale if it reads no rubric."""
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """Everything that decides an answer except the question, as plain JSON values; no address, no key."""
-
-    @property
-    def at_once(self) -> int:
-        """Number of concurrent questions now; 1 if the time of a batch is already divided among its answers."""
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """Warnings for people who use the grades; the list may grow while the judge answers."""
-
+    @abstractmethod
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         """Answer questions as they come."""
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
         """Count the prompt tokens of each question with the judge's own tokenizer; None without a tokenizer."""
+        return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (a judge without a file or a model has nothing to free)
         """Free the resources of the judge."""

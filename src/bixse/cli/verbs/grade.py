@@ -23,7 +23,7 @@ def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
     pairs = read_pairs(config)
     makes_no_folder = options.dry_run and not options.folder.exists()  # then the known questions are not booked
     judge = config.open(None if makes_no_folder else spending_of(options.folder, config.ledger, config.prices))
-    doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
+    doubts: Sequence[str] = () if "--json" in options.words else judge.doubts  # logged already
     with closing(judge):
         if options.dry_run:
             plan = estimate(config, judge, options.folder, pairs)

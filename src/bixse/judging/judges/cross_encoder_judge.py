@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import quiet_loading
 from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import InputError, ModelError
-from bixse.judging.judge import Answer, Dtype, Question, Usage
+from bixse.judging.judge import Answer, AnyJudge, Dtype, Question, Usage
 from bixse.judging.judges.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
 from bixse.relevance import GradeScale
 
@@ -32,7 +32,7 @@ _FEW = 16  # equal scores of fewer texts can be a coincidence
 _CONTRAST = (("copy a file", "shutil.copy copies a file."), ("copy a file", "Rain falls."), ("a", "b"))
 
 
-class CrossEncoderJudge:
+class CrossEncoderJudge(AnyJudge):
     """A judge by the raw score of a sentence-transformers CrossEncoder, mapped to relevance once (mode "score").
 
     The rubric is not read; grades are relevance, 0 to 1. A pair beyond the model's length is answered "too-long" and
@@ -41,7 +41,6 @@ class CrossEncoderJudge:
     different pairs one score.
     """
 
-    at_once = 1
     scale = GradeScale(0.0, 1.0)
 
     def __init__(
@@ -55,7 +54,7 @@ class CrossEncoderJudge:
         self._longest = longest_input(config, getattr(self._encoder, "max_length", None))
         local = Path(model).is_dir()
         self.name = Path(model).name if local else str(model)
-        self.identity: Mapping[str, Any] = {
+        self.identity = {
             "kind": "cross-encoder",
             "model": self.name,
             "mode": MODE,
@@ -63,7 +62,7 @@ class CrossEncoderJudge:
             "dtype": str(weights).removeprefix("torch."),
             "map": str(self._map),
         }
-        self.warnings: list[str] = []
+        self.warnings = []
         self._check_scores(self._scores(_CONTRAST))
 
     def close(self) -> None:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import InputError, shorten
-from bixse.judging.judge import Answer, Question
+from bixse.judging.judge import Answer, AnyJudge, Question
 
 if TYPE_CHECKING:
     from bixse.relevance import GradeScale
 
 
-class FunctionJudge:
+class FunctionJudge(AnyJudge):
     """A judge that calls a function per pair (mode "function"); its name stands for it in ledgers."""
-
-    at_once = 1
-    warnings: Sequence[str] = ()
 
     def __init__(self, function: Callable[[str, str], Any], scale: GradeScale, name: str) -> None:
         self.function, self.scale, self.name = function, scale, name
-        self.identity: Mapping[str, Any] = {"kind": "function", "name": name, "scale": [scale.minimum, scale.maximum]}
+        self.identity = {"kind": "function", "name": name, "scale": [scale.minimum, scale.maximum]}
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         """Answer questions; raise InputError for what is no number on the scale."""
@@ -36,9 +33,3 @@ class FunctionJudge:
                 )
             grade = float(value)
             yield question, Answer("graded", "function", (), grade, grade, grade, judge=self.name)
-
-    def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
-        return None
-
-    def close(self) -> None:
-        """Do nothing, since no file stays open."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bixse.errors import InputError, ModelError
 from bixse.files.files import json_hash
-from bixse.judging.judge import Answer, Dtype, Question, Usage
+from bixse.judging.judge import Answer, AnyJudge, Dtype, Question, Usage
 from bixse.judging.judges.local_model import LocalModel, PromptReader, longest_input
 from bixse.judging.judges.reading import OptionProbabilities, expected_grade, spellings
 
@@ -31,15 +31,13 @@ TOKENS_PER_THREAD, TOKENS_ON_DEVICE = 256, 16_384
 WINDOW, WINDOW_ON_DEVICE = 512, 2048
 
 
-class LocalJudge:
+class LocalJudge(AnyJudge):
     """A judge by the probabilities of the options as the next token after one pass over a question (mode "token-ids").
 
     Probabilities come from the softmax over the whole vocabulary in float32. A label has the probability of all its
     spellings ("3" and " 3"), so nothing is hidden and the bounds of a grade equal the grade. Questions are sorted by
     length. An answer with a probability below `min_mass` on all options has no grade.
     """
-
-    at_once = 1
 
     def __init__(
         self,
@@ -55,21 +53,17 @@ class LocalJudge:
         example = [rubric.variants[0].messages("query", "document")]
         prompt, ids = self._renderer.texts(example)[0], self._renderer.encode(example)[0]
         self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
-        self.name, self.scale = loaded.name, rubric.scale
-        self.warnings = list(self._renderer.notes)
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return {
+        self.name, self.scale, self.warnings = loaded.name, rubric.scale, self._renderer.notes
+        self.identity = {
             "kind": "transformers",
             "model": self.name,
-            "revision": self._loaded.revision,
+            "revision": loaded.revision,
             "mode": MODE,
-            "dtype": self._loaded.dtype,
-            "template": self._renderer.template_hash,
-            "labels": list(self.rubric.labels),
-            "values": list(self.rubric.values),
-            "min_mass": self.min_mass,
+            "dtype": loaded.dtype,
+            "template": json_hash(self._renderer.template),
+            "labels": list(rubric.labels),
+            "values": list(rubric.values),
+            "min_mass": min_mass,
         }
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int]:
@@ -209,10 +203,6 @@ class PromptRenderer:
             )
         self._control_tokens = self._find_control_tokens()
         self._try_template()
-
-    @property
-    def template_hash(self) -> str:
-        return json_hash(self.template)
 
     def texts(self, conversations: Sequence[Messages]) -> list[str]:
         return [_closed(text) for text in self._render([self._prepared(messages) for messages in conversations])]

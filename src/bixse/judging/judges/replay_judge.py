@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bixse.data.joined import Unjoined, warn_of
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, shorten
 from bixse.files.files import file_hash
-from bixse.judging.judge import Answer, Question
+from bixse.judging.judge import Answer, AnyJudge, Question
 
 if TYPE_CHECKING:
     from bixse.relevance import GradeScale
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 SPELLING = "replay:qrels:"
 
 
-class ReplayJudge:
+class ReplayJudge(AnyJudge):
     """A judge that answers from qrels (mode "replay"); a pair is found by its two ids, whatever its texts.
 
     A missing pair is answered "failed", a grade below 0 on a scale from 0 "off-scale". `repeat` is refused: existing
     judgements cannot be asked a second time.
     """
-
-    at_once = 1
 
     def __init__(self, path: str | Path, scale: GradeScale) -> None:
         path = Path(path)
@@ -38,7 +36,7 @@ class ReplayJudge:
         }
         scale.check(path, ((grade, pair) for pair, grade in self._grades.items()))
         self._asked: dict[tuple[str, str], None] = {}
-        self.identity: Mapping[str, Any] = {
+        self.identity = {
             "kind": "replay",
             "format": "qrels",
             "scale": [scale.minimum, scale.maximum],
@@ -46,10 +44,9 @@ class ReplayJudge:
         }
 
     @property
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[str]:  # type: ignore[override] # it is not set, but follows from the questions
         """Return the number of asked pairs that are not among the judgements, if there are some."""
-        lost = Unjoined.of("pairs that the judgements lack", self._asked, self._grades)
-        return warn_of(self.name, lost)
+        return warn_of(self.name, Unjoined.of("pairs that the judgements lack", self._asked, self._grades))
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         for question in questions:
@@ -67,12 +64,6 @@ class ReplayJudge:
             detail = f"grade {grade:g}; the scale is {self.scale.minimum:g} to {self.scale.maximum:g}"
             return Answer("off-scale", "replay", text=f"{grade:g}", judge=self._judge, detail=detail)
         return Answer("graded", "replay", (), grade, grade, grade, f"{grade:g}", judge=self._judge)
-
-    def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
-        return None
-
-    def close(self) -> None:
-        """Do nothing, since no file stays open."""
 
 
 def open_replay(spec: str, scale: GradeScale | None) -> ReplayJudge:

@@ -6,19 +6,20 @@ Two questions with known answers probe a server for the form of requests that it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from bixse.errors import BixseError, InputError, shorten
 from bixse.judging.grade_settings import JudgeOptions, ServerSettings
-from bixse.judging.judge import Answer, Completion, CompletionStatus, Question, Usage, model_name, same_model
+from bixse.judging.judge import Answer, AnyJudge, Completion, CompletionStatus, Question, Usage, model_name, same_model
 from bixse.judging.judges.client import ChatClient
 from bixse.judging.judges.dialects import (
     ANSWER_TOKENS,
     CONSTRAINTS,
     MANY_LOGPROBS,
     WRITTEN,
+    Choice,
     Reply,
     RequestForm,
     answer_position,
@@ -32,23 +33,40 @@ from bixse.judging.judges.endpoints import TRANSIENT, RequestError, ServedModel
 if TYPE_CHECKING:
     from bixse.judging.rubrics import Rubric
     from bixse.judging.spending import Spending
-    from bixse.relevance import GradeScale
 
 
 KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
 """A relevant and an irrelevant document."""
+LITTLE_MASS = 0.5
+"""Total probability of the options on a clear question below which a warning appears."""
 OTHER_MODES = (
     "`--mode sample` (the share of each option in several samples) or `--mode verbal` (the one grade that is written); "
     'in Python mode="sample" or mode="verbal"'
 )
 
 
-class Finding(NamedTuple):
-    """The form of requests, and the answers about the relevant and the irrelevant document."""
+class Trial(NamedTuple):
+    """A known question in one form of requests, and its answer; `error` if the server refused it."""
 
     form: RequestForm
-    answers: tuple[Answer, Answer]
+    answer: Answer
+    choices: tuple[Choice, ...] = ()
+    position: int | None = None
+    """Index of the token that is the answer."""
+    error: RequestError | None = None
+
+    @property
+    def is_graded(self) -> bool:
+        return self.answer.status == "graded"
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Return True if the token of the answer, or else the first token, has usable probabilities."""
+        if not self.form.top_logprobs or not self.choices[0].positions:
+            return False
+        position = self.choices[0].positions[self.position or 0]
+        return read_position(position, self.form, [text.strip() for text, _ in position.alternatives]) is not None
 
 
 class Probe:
@@ -58,36 +76,57 @@ class Probe:
         self.client, self._model, self._rubric = client, model, rubric
         self._wanted, self._max_tokens, self._samples = options.mode, options.max_tokens, options.samples
         self._seen: set[str] = set()
-        self.other_models: set[str] = set()  # that answered in place of the requested model
+        self._other_models: set[str] = set()  # that answered in place of the requested model
+        self._known: list[Answer] = []  # about the relevant and the irrelevant document, in the best form
 
-    async def find(self) -> Finding:
+    async def find(self) -> RequestForm:
         """Return the best form for the mode; "auto" is top-logprobs, or constrained if that gives no answer.
 
         Raise InputError if the server cannot answer in this mode, BixseError if it does not work now.
         """
         if self._wanted in WRITTEN:
             return await self._finish(await self._written())
-        form = RequestForm(
-            self._model.id, "top-logprobs", self._rubric.labels, max_tokens=self._max_tokens or ANSWER_TOKENS
+        trial = await self._settle(
+            RequestForm(self._model.id, "top-logprobs", self._rubric.labels, self._max_tokens or ANSWER_TOKENS)
         )
-        form, reply = await self._settle(form)
-        if not form.top_logprobs or not self._has_probabilities(form, reply):
+        if not trial.has_probabilities:
             raise InputError(
                 f"{self.client.address}: got no usable probabilities of tokens; expected a server that gives them "
                 f"(logprobs); fix: choose {OTHER_MODES}"
             )
-        self._check_labels(form)
-        form, reply = await self._without_thinking(form, reply)
-        answer = self._read(form, reply)
-        if answer.status != "graded":
-            constrained = await self._constrained(form)
-            if constrained is None:
-                raise self._unanswered(answer)
-            return await self._finish(constrained)
-        one_token = self._position(reply) == 0 and self._max_tokens is None
-        return await self._finish(replace(form, max_tokens=1) if one_token else form)
+        self._check_labels(trial.form)
+        trial = await self._without_thinking(trial)
+        if not trial.is_graded:
+            return await self._finish(await self._constrained(trial))
+        one_token = trial.position == 0 and self._max_tokens is None
+        return await self._finish(replace(trial.form, max_tokens=1) if one_token else trial.form)
 
-    async def _reply(self, form: RequestForm, known: int) -> Reply | RequestError:
+    def doubts(self) -> list[str]:
+        """Return reasons against the judge's grades, from its answers to the known questions."""
+        name, labels = self._model.name, ", ".join(self._rubric.labels)
+        doubts = [
+            f"{name} gave no grade to a known question: {answer.status} ({answer.detail})"
+            for answer in self._known
+            if answer.status != "graded"
+        ]
+        relevant, irrelevant = (answer.grade for answer in self._known)
+        if relevant is not None and irrelevant is not None and relevant <= irrelevant:
+            doubts.append(
+                f"{name} grades a document that answers the query {relevant:.2f}, and an unrelated one "
+                f"{irrelevant:.2f}: do not trust its grades"
+            )
+        mass = min((answer.mass for answer in self._known if answer.status == "graded"), default=1.0)
+        if mass < LITTLE_MASS:
+            doubts.append(
+                f"{name} puts only {mass:.0%} of its probability on the options {labels} where the answer is clear: "
+                "its grades are unreliable"
+            )
+        if self._other_models:
+            doubts.append(f"known questions to {name} were answered by {', '.join(sorted(self._other_models))}")
+        return doubts
+
+    async def _ask(self, form: RequestForm, known: int = 0) -> Trial:
+        """Ask about one of the known documents."""
         messages = self._rubric.variants[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[known])
         try:
             reply = await self.client.chat(request_body(form, messages, seed=0))
@@ -97,77 +136,50 @@ class Probe:
                     f"{self.client.address}: got {error.detail} in {error.tries} tries; expected an answer to a "
                     "known question; fix: see that the server works, then give the same command again"
                 ) from None
-            return error
+            return Trial(form, error.answer(form.mode), error=error)
         if not same_model(self._model.id, reply.model):
-            self.other_models.add(model_name(reply.model))
-        self._seen |= {
-            text.strip()
-            for choice in reply.choices
-            for position in choice.positions
-            for text, _ in position.alternatives
-        }
-        return reply
+            self._other_models.add(model_name(reply.model))
+        positions = [position for choice in reply.choices for position in choice.positions]
+        self._seen |= {text.strip() for position in positions for text, _ in position.alternatives}
+        answer = read_choices(reply.choices, form, self._rubric)
+        return Trial(form, answer, reply.choices, answer_position(reply.choices[0], self._rubric.labels))
 
-    async def _try(self, form: RequestForm) -> Reply | None:
-        reply = await self._reply(form, 0)
-        return None if isinstance(reply, RequestError) else reply
-
-    async def _settle(self, form: RequestForm) -> tuple[RequestForm, Reply]:
-        """Simplify the form until the server answers; return both."""
+    async def _settle(self, form: RequestForm) -> Trial:
+        """Simplify the form until the server answers."""
         doubted: RequestForm | None = None
         while True:
-            reply = await self._reply(form, 0)
-            if not isinstance(reply, RequestError):  # was it the form, or was the server down for a moment?
-                again = doubted and await self._try(doubted)
-                return (doubted, again) if doubted and again else (form, reply)
-            if reply.failure in TRANSIENT:
+            trial = await self._ask(form)
+            if trial.error is None:  # was it the form, or was the server down for a moment?
+                again = await self._ask(doubted) if doubted else trial
+                return trial if again.error else again
+            if trial.error.failure in TRANSIENT:
                 doubted = doubted or form
-            simpler = simpler_form(form, reply.detail)
+            simpler = simpler_form(form, trial.error.detail)
             if simpler is None:
-                error = BixseError if reply.failure in TRANSIENT else InputError
+                error = BixseError if trial.error.failure in TRANSIENT else InputError
                 raise error(
-                    f"{self.client.address}: got {reply.detail}; expected an answer to a plain chat request; "
+                    f"{self.client.address}: got {trial.error.detail}; expected an answer to a plain chat request; "
                     "fix: see the server's log"
                 )
             form = simpler
 
-    def _read(self, form: RequestForm, reply: Reply) -> Answer:
-        return read_choices(reply.choices, form, self._rubric)
-
-    def _position(self, reply: Reply) -> int | None:
-        return answer_position(reply.choices[0], self._rubric.labels)
-
-    def _has_probabilities(self, form: RequestForm, reply: Reply) -> bool:
-        """Return True if the token of the answer, or else the first token, has usable probabilities."""
-        choice = reply.choices[0]
-        if not choice.positions:
-            return False
-        position = choice.positions[self._position(reply) or 0]
-        return read_position(position, form, [text.strip() for text, _ in position.alternatives]) is not None
-
-    async def _without_thinking(self, form: RequestForm, reply: Reply) -> tuple[RequestForm, Reply]:
+    async def _without_thinking(self, trial: Trial) -> Trial:
         """Switch reasoning off if the answer is not the first token and comes earlier without reasoning."""
-        graded = self._read(form, reply).status == "graded"
-        before = self._position(reply) if graded else None
-        if graded and before in (0, None):
-            return form, reply
-        quiet = replace(form, thinking_off=True)
-        other = await self._try(quiet)
-        helps = other is not None and self._read(quiet, other).status == "graded"
-        if other is not None and helps and (before is None or (self._position(other) or 0) < before):
-            return quiet, other
-        return form, reply
+        if trial.is_graded and not trial.position:
+            return trial
+        quiet = await self._ask(replace(trial.form, thinking_off=True))
+        is_earlier = not trial.is_graded or (quiet.position or 0) < (trial.position or 0)
+        return quiet if quiet.is_graded and is_earlier else trial
 
-    async def _constrained(self, form: RequestForm) -> RequestForm | None:
+    async def _constrained(self, trial: Trial) -> RequestForm:
         """Return the form that allows only the options, if its answer is one, which it was not without constraint."""
         for kind in sorted(CONSTRAINTS.values(), key=lambda kind: kind != CONSTRAINTS.get(self._model.kind)):
-            count = MANY_LOGPROBS if kind == CONSTRAINTS["llama.cpp"] else form.top_logprobs
+            count = MANY_LOGPROBS if kind == CONSTRAINTS["llama.cpp"] else trial.form.top_logprobs
             tokens = self._max_tokens or 1
-            constrained = replace(form, mode="constrained", constraint=kind, max_tokens=tokens, top_logprobs=count)
-            reply = await self._try(constrained)
-            if reply is not None and self._read(constrained, reply).status == "graded":
-                return constrained
-        return None
+            form = replace(trial.form, mode="constrained", constraint=kind, max_tokens=tokens, top_logprobs=count)
+            if (await self._ask(form)).is_graded:
+                return form
+        raise self._unanswered(trial.answer)
 
     async def _written(self) -> RequestForm:
         drawn = self._wanted == "sample"
@@ -181,33 +193,26 @@ class Probe:
             seeded=drawn,
             temperature=1.0 if drawn else 0.0,
         )
-        form, reply = await self._settle(form)
-        form, reply = await self._without_thinking(form, reply)
+        trial = await self._without_thinking(await self._settle(form))
         if drawn and self._samples > 1:
-            together = replace(form, samples=self._samples)
-            several = await self._try(together)
-            if several is not None and len(several.choices) == self._samples:
+            together = replace(trial.form, samples=self._samples)
+            if len((await self._ask(together)).choices) == self._samples:
                 return together
-        answer = self._read(form, reply)
-        if answer.status != "graded" and not drawn:
-            raise self._unanswered(answer)
-        return form
+        if not drawn and not trial.is_graded:
+            raise self._unanswered(trial.answer)
+        return trial.form
 
-    async def _finish(self, form: RequestForm) -> Finding:
+    async def _finish(self, form: RequestForm) -> RequestForm:
         """Ask both known questions in the final form; allow more tokens if one token is not enough."""
         self._check_labels(form)
-        relevant, irrelevant = [await self._known(form, known) for known in (0, 1)]
-        if relevant.status == irrelevant.status == "graded":
-            return Finding(form, (relevant, irrelevant))
+        self._known = [(await self._ask(form, known)).answer for known in range(len(KNOWN_DOCUMENTS))]
+        if {answer.status for answer in self._known} == {"graded"}:
+            return form
         if form.max_tokens == 1 and self._max_tokens is None:
             return await self._finish(replace(form, max_tokens=ANSWER_TOKENS))
-        if relevant.status != "graded" and form.mode != "sample":
-            raise self._unanswered(relevant)
-        return Finding(form, (relevant, irrelevant))
-
-    async def _known(self, form: RequestForm, known: int) -> Answer:
-        reply = await self._reply(form, known)
-        return reply.answer(form.mode) if isinstance(reply, RequestError) else self._read(form, reply)
+        if self._known[0].status != "graded" and form.mode != "sample":
+            raise self._unanswered(self._known[0])
+        return form
 
     def _check_labels(self, form: RequestForm) -> None:
         """Raise InputError if an option of several letters was not seen as one token."""
@@ -226,10 +231,6 @@ class Probe:
         )
 
 
-LITTLE_MASS = 0.5
-"""Total probability of the options on a clear question below which a warning appears."""
-
-
 class ServerModel:
     """A model behind a server with OpenAI's chat interface.
 
@@ -239,7 +240,7 @@ class ServerModel:
 
     def __init__(self, address: str, settings: ServerSettings, spending: Spending | None = None) -> None:
         self.client = ChatClient(address, settings, spending)
-        self._added = {"body": settings.body} if settings.body else {}  # without it, the keys of ledgers stay the same
+        self.at_once = settings.concurrency
         try:
             self.client.run(self.connect(settings))
         except BaseException:
@@ -248,6 +249,13 @@ class ServerModel:
 
     async def connect(self, settings: ServerSettings) -> None:
         self._model = await self.client.served_model(settings.model)
+        self.name = self._model.name
+        self.identity: dict[str, Any] = {  # part of the keys of ledgers, which stay the same without a body
+            "model": self.name,
+            "server": self._model.kind,
+            "revision": None,
+            **({"body": settings.body} if settings.body else {}),
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -255,91 +263,39 @@ class ServerModel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def name(self) -> str:
-        return self._model.name
-
     def close(self) -> None:
         self.client.close()
 
 
-class ServerJudge(ServerModel):
+class ServerJudge(ServerModel, AnyJudge):
     """A judge behind a server, which is first probed with questions of known answers."""
 
     def __init__(
         self, address: str, rubric: Rubric, options: JudgeOptions | None = None, spending: Spending | None = None
     ) -> None:
-        self._rubric, self._options = rubric, options or JudgeOptions()
+        self._rubric, self._options, self.scale = rubric, options or JudgeOptions(), rubric.scale
         super().__init__(address, self._options, spending)
 
     async def connect(self, settings: ServerSettings) -> None:
         """Find the form of requests."""
         await super().connect(settings)
         probe = Probe(self.client, self._model, self._rubric, self._options)
-        self._finding = await probe.find()
-        self._other_models = probe.other_models
-
-    def __repr__(self) -> str:
-        return f"ServerJudge({self.name!r}, mode={self.form.mode!r})"
-
-    @property
-    def scale(self) -> GradeScale:
-        return self._rubric.scale
-
-    @property
-    def form(self) -> RequestForm:
-        return self._finding.form
-
-    @property
-    def at_once(self) -> int:
-        return self.client.at_once
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
+        self.form = await probe.find()
+        self.doubts = self.warnings = probe.doubts()
         samples = {"samples": self._options.samples} if self.form.mode == "sample" else {}
-        return {
+        self.identity |= {
             "kind": "server",
-            "model": self._model.name,
-            "revision": None,  # part of the keys of existing ledgers
-            "server": self._model.kind,
             "mode": self.form.mode,
             "parameters": {**self.form.parameters, **samples},
             "labels": list(self._rubric.labels),
             "values": list(self._rubric.values),
-            **self._added,
         }
 
-    @property
-    def doubts(self) -> list[str]:
-        known = self._finding.answers
-        doubts = [
-            f"{self.name} gave no grade to a known question: {answer.status} ({answer.detail})"
-            for answer in known
-            if answer.status != "graded"
-        ]
-        relevant, irrelevant = (answer.grade for answer in known)
-        if relevant is not None and irrelevant is not None and relevant <= irrelevant:
-            doubts.append(
-                f"{self.name} grades a document that answers the query {relevant:.2f}, and an unrelated one "
-                f"{irrelevant:.2f}: do not trust its grades"
-            )
-        mass = min((answer.mass for answer in known if answer.status == "graded"), default=1.0)
-        if mass < LITTLE_MASS:
-            doubts.append(
-                f"{self.name} puts only {mass:.0%} of its probability on the options "
-                f"{', '.join(self._rubric.labels)} where the answer is clear: its grades are unreliable"
-            )
-        if self._other_models:
-            doubts.append(f"known questions to {self.name} were answered by {', '.join(sorted(self._other_models))}")
-        return doubts
-
-    warnings = doubts
+    def __repr__(self) -> str:
+        return f"ServerJudge({self.name!r}, mode={self.form.mode!r})"
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         return self.client.stream(questions, self._answer)
-
-    def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
-        return None
 
     async def _answer(self, question: Question) -> Answer:
         if not question.messages:
@@ -385,17 +341,7 @@ class ServerTextModel(ServerModel):
     ) -> None:
         self._parameters = {"temperature": temperature, "max_tokens": max_tokens}
         super().__init__(address, settings or ServerSettings(), spending)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {
-            "kind": "query writer",  # part of the keys of existing ledgers
-            "model": self._model.name,
-            "server": self._model.kind,
-            "revision": None,  # part of the keys of existing ledgers
-            "parameters": self._parameters,
-            **self._added,
-        }
+        self.identity |= {"kind": "query writer", "parameters": self._parameters}
 
     def complete(self, prompts: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
         return self.client.stream(prompts, self._complete)
