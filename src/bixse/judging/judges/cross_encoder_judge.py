@@ -16,11 +16,11 @@ from torch import nn
 
 from bixse.converting.score_scale import ScoreMap, map_scores, parse_score_map
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import quiet_loading
+from bixse.encoders.loading.build import loading, quiet_loading
 from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Answer, AnyJudge, Dtype, Question, Usage
-from bixse.judging.judges.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
+from bixse.judging.judges.local_model import content_hash, judge_device, longest_input, weights_dtype
 from bixse.relevance import GradeScale
 
 MODE: Final = "score"
@@ -147,11 +147,8 @@ def score_map_of(text: str) -> ScoreMap:
 
 
 def _load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    try:
-        with quiet_loading():
-            encoder = CrossEncoder(name, device=str(device), model_kwargs={"dtype": dtype})
-    except Exception as error:
-        raise unusable(name, error, "a CrossEncoder of sentence-transformers") from error
+    with loading(name, "a CrossEncoder of sentence-transformers"):
+        encoder = CrossEncoder(name, device=str(device), model_kwargs={"dtype": dtype})
     kinds = encoder.config.architectures or []
     trained = any(kind.endswith(("ForSequenceClassification", "ForCausalLM")) for kind in kinds)
     if len(encoder) == 1 and not trained:  # a head among further modules is stored with them

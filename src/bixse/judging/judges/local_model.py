@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from bixse.encoders.loading.build import model_hashes, quiet_loading
+from bixse.encoders.loading.build import loading, model_hashes
 from bixse.encoders.loading.precision import default_device, resolve_precision, rounding
 from bixse.encoders.loading.weights_check import unused_weights, warn_of_unused
 from bixse.errors import InputError, ModelError, first_fault
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bixse.judging.judge import Dtype
 
 
+EXPECTED = "a causal language model of transformers"
 UNLIMITED = 10**9  # tokenizers without a limit report a larger length
 
 
@@ -37,8 +38,8 @@ class LocalModel:
     """
 
     def __init__(self, name_or_path: str | Path, device: str | None = None, dtype: Dtype = "auto") -> None:
-        self.requested = name_or_path
-        self.source, file = _resolve(name_or_path)
+        self.requested = str(name_or_path)
+        self.source, file = _resolve(self.requested)
         self._device = judge_device(device)
         self._dtype = weights_dtype(dtype, self._device)
         # with None, transformers asks in the terminal if it may run the model's code
@@ -47,47 +48,40 @@ class LocalModel:
             self._settings["gguf_file"] = file
             if importlib.util.find_spec("gguf") is None:
                 raise ModelError(
-                    f"judge {str(name_or_path)!r}: got no package gguf; expected it for a .gguf file; fix: pip install "
+                    f"judge {self.requested!r}: got no package gguf; expected it for a .gguf file; fix: pip install "
                     "'bixse[gguf]'"
                 )
-        local = Path(self.source).is_dir()
-        try:
-            with quiet_loading():
-                self.tokenizer: Any = AutoTokenizer.from_pretrained(self.source, **self._settings)
-                config = None if local else AutoConfig.from_pretrained(self.source, **self._settings)
-        except Exception as error:
-            raise unusable(name_or_path, error) from error
+        folder = Path(self.source)
+        with loading(self.requested, EXPECTED):
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(self.source, **self._settings)
+            config = None if folder.is_dir() else AutoConfig.from_pretrained(self.source, **self._settings)
         self.device, self.dtype = str(self._device), str(self._dtype).removeprefix("torch.")
         if config is None:
-            self.name, self.revision = file or Path(self.source).name, content_hash(Path(self.source), file)
+            self.name, self.revision = file or folder.name, content_hash(folder, file)
         else:
             self.name, self.revision = self.source, str(config._commit_hash or "main")
 
     @cached_property
     def model(self) -> Any:
         """The model in evaluation mode; raise ModelError for missing weights or too little memory."""
-        try:
-            with quiet_loading():
-                loaded: Any = AutoModelForCausalLM.from_pretrained(
-                    self.source, dtype=self._dtype, output_loading_info=True, **self._settings
-                )
-        except Exception as error:
-            raise unusable(self.requested, error) from error
-        model, loading = loaded
-        if missing := sorted(loading["missing_keys"]):
-            raise ModelError(
-                f"judge {str(self.requested)!r}: got no weights for {len(missing)} of its parameters "
-                f"({', '.join(missing[:3])}); expected all of a causal language model; "
-                "fix: name a model that writes text, not an encoder or a part of one"
+        judge = f"judge {self.requested!r}"
+        with loading(self.requested, EXPECTED):
+            model: Any
+            model, info = AutoModelForCausalLM.from_pretrained(
+                self.source, dtype=self._dtype, output_loading_info=True, **self._settings
             )
-        judge = f"judge {str(self.requested)!r}"
-        warn_of_unused(judge, *unused_weights(model, loading["unexpected_keys"], judge))
+        if missing := sorted(info["missing_keys"]):
+            raise ModelError(
+                f"{judge}: got no weights for {len(missing)} of its parameters ({', '.join(missing[:3])}); expected "
+                "all of a causal language model; fix: name a model that writes text, not an encoder or a part of one"
+            )
+        warn_of_unused(judge, *unused_weights(model, info["unexpected_keys"], judge))
         try:
             return model.to(self._device).eval()
         except (RuntimeError, AssertionError) as error:  # out of memory is a RuntimeError too
             raise ModelError(
-                f"judge {str(self.requested)!r}: got {type(error).__name__} on {self.device} ({first_fault(error)}); "
-                "expected a device that this PyTorch has, with room for the weights; fix: change device or model"
+                f"{judge}: got {type(error).__name__} on {self.device} ({first_fault(error)}); expected a device that "
+                "this PyTorch has, with room for the weights; fix: change device or model"
             ) from error
 
     def free(self) -> None:
@@ -95,25 +89,13 @@ class LocalModel:
         vars(self).pop("model", None)
 
 
-def unusable(
-    name_or_path: str | Path, error: Exception, expected: str = "a causal language model of transformers"
-) -> ModelError:
-    """Return the error of a model that cannot be loaded."""
-    return ModelError(
-        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {first_fault(error)}; expected {expected}; "
-        "fix: check the name, that the folder holds config.json, the weights and the tokenizer, and that a hub name "
-        "can be reached"
-    )
-
-
-def _resolve(name_or_path: str | Path) -> tuple[str, str | None]:
+def _resolve(name: str) -> tuple[str, str | None]:
     """Return the folder or hub name, and the name of the GGUF file in the folder."""
-    path = Path(name_or_path)
+    path = Path(name)
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), path.name
-    text = str(name_or_path)
-    if not path.is_dir() and text.isidentifier():
-        spec = importlib.util.find_spec(text)
+    if not path.is_dir() and name.isidentifier():
+        spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations:
             path = Path(next(iter(spec.submodule_search_locations)))
     if path.is_dir():
@@ -123,17 +105,17 @@ def _resolve(name_or_path: str | Path) -> tuple[str, str | None]:
         if len(files) == 1:
             return str(path), files[0]
         raise ModelError(
-            f"judge {text!r}: got a folder without config.json; expected a model; fix: "
+            f"judge {name!r}: got a folder without config.json; expected a model; fix: "
             + (f"name one of its files: {', '.join(files)}" if files else "name the folder that holds it")
         )
-    is_no_hub_name = path.suffix == ".gguf" or text.count("/") > 1 or text.startswith((".", "/", "~")) or "\\" in text
+    is_no_hub_name = path.suffix == ".gguf" or name.count("/") > 1 or name.startswith((".", "/", "~")) or "\\" in name
     if path.exists() or is_no_hub_name:
         what = "a file" if path.exists() else "no such file or folder"
         raise ModelError(
-            f"judge {text!r}: got {what}; expected a model folder, a .gguf file or a hub name (owner/name); "
+            f"judge {name!r}: got {what}; expected a model folder, a .gguf file or a hub name (owner/name); "
             "fix: check the path"
         )
-    return text, None
+    return name, None
 
 
 def judge_device(name: str | None) -> torch.device:
