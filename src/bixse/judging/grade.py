@@ -265,8 +265,8 @@ def grade(
                          "Judge(function, name='mine-1')")  # fmt: skip
     rows = as_pairs(pairs, graded=False).rows()
     asked = [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in rows]
-    settings = {"ledger": ledger, "prices": {**judge.settings["prices"], "max_usd": max_usd}}
-    config = GradeConfig.load(overrides={**judge.settings, **settings})
+    prices = {"per_million": judge.config.prices.per_million, "max_usd": max_usd}
+    config = GradeConfig.load(overrides={**dict(judge.config), "ledger": ledger, "prices": prices})
     with TemporaryDirectory(prefix="bixse-grade-") if out is None else nullcontext(str(out)) as folder:
 
         def graded() -> Pairs | None:

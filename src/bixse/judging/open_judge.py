@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -13,8 +14,7 @@ from pydantic import Field
 from bixse.engine import EngineSettings
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import JudgeOptions, NamedRubric, Prices
-from bixse.judging.judge import AnyJudge, Grade, Question
-from bixse.judging.judges.function_judge import FunctionJudge
+from bixse.judging.judge import Answer, AnyJudge, Grade, Question
 from bixse.judging.rubrics import Rubric, load_rubric
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
 from bixse.settings import Flag, Reads, Settings
@@ -43,34 +43,27 @@ class JudgeSettings(JudgeOptions):
     def reads_rubric(self) -> bool:
         return not self.name.startswith((CROSS_ENCODER, REPLAY, FUNCTION))
 
-    def open(self, rubric: Rubric, spending: Spending | None = None) -> AnyJudge:
-        """Open the judge; raise InputError for a name that cannot be one. A server's requests go into `spending`."""
-        name = self.name
-        if name.startswith(("http://", "https://")):
-            from bixse.judging.judges.server_judge import ServerJudge
 
-            return ServerJudge(name, rubric, self, spending)
-        kind, colon, rest = name.partition(":")
-        is_kind = f"{kind}:" in (CROSS_ENCODER, REPLAY) and not rest.startswith(("http://", "https://"))
-        is_bare = _BARE_ADDRESS.fullmatch(name) is not None
-        if not name.strip() or ((is_bare or (colon and not is_kind)) and not Path(name).exists()):
-            raise InputError(
-                f"--judge: got {shorten(name)}; expected an address (http://...), a model's name or folder, "
-                "cross-encoder:NAME or replay:qrels:FILE; fix: name a judge, for a model of a chat server --judge "
-                f"http://{name if is_bare else '...'} with its name as --model, for a reranker (no server is asked for "
-                "one yet) --judge cross-encoder:FOLDER, for grades that exist --judge replay:qrels:FILE"
-            )
-        if name.startswith(REPLAY):
-            from bixse.judging.judges.replay_judge import open_replay
+class FunctionJudge(AnyJudge):
+    """A judge that calls a function per pair (mode "function"); its name stands for it in ledgers."""
 
-            return open_replay(name, None if self.scale is None else GradeScale(*self.scale))
-        if name.startswith(CROSS_ENCODER):
-            from bixse.judging.judges.cross_encoder_judge import CrossEncoderJudge
+    def __init__(self, function: Callable[[str, str], Any], scale: GradeScale, name: str) -> None:
+        self.function, self.scale, self.name = function, scale, name
+        self.identity = {"kind": "function", "name": name, "scale": [scale.minimum, scale.maximum]}
 
-            return CrossEncoderJudge(name.removeprefix(CROSS_ENCODER), self.score_map)
-        from bixse.judging.judges.local_judge import LocalJudge
-
-        return LocalJudge(name, rubric)
+    def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
+        """Answer questions; raise InputError for what is no number on the scale."""
+        low, high = self.scale.minimum, self.scale.maximum
+        for question in questions:
+            value = self.function(question.query, question.document)
+            if not isinstance(value, Real) or not low <= float(value) <= high:  # NaN is not between them either
+                raise InputError(
+                    f"judge {self.name}: got {shorten(value)} for the query {shorten(question.query)}; expected a "
+                    f"number from {low:g} to {high:g}; fix: return a number, or state the scale: Judge(function, "
+                    "scale=(0, 3))"
+                )
+            grade = float(value)
+            yield question, Answer("graded", "function", (), grade, grade, grade, judge=self.name)
 
 
 class Judge:
@@ -111,16 +104,16 @@ class Judge:
         self.name, self.function = name, source if callable(source) else None
         self._opened: AnyJudge | None = None
         known = {"name": f"{FUNCTION}{name}" if callable(source) else str(source), "scale": scale, **options}
-        self.settings: dict[str, Any] = {"judge": known, "rubric": rubric, "prices": {"per_million": prices}}
-        self.config = JudgeConfig.load(overrides=self.settings)
+        settings = {"judge": known, "rubric": rubric, "prices": {"per_million": prices}}
+        self.config = JudgeConfig.load(overrides=settings)
 
-    def open(self, spending: Spending | None = None) -> AnyJudge:
+    def open(self) -> AnyJudge:
         """Return the judge that answers questions, opened on first use."""
         if self._opened is None and self.function is not None:
             scale = GradeScale(*(self.config.judge.scale or (0.0, 1.0)))
             self._opened = FunctionJudge(self.function, scale, self.name or "function")
         elif self._opened is None:
-            self._opened = self.config.open(spending)
+            self._opened = self.config.open()
         return self._opened
 
     def __repr__(self) -> str:
@@ -184,7 +177,33 @@ class JudgeConfig(Settings):
         ]
 
     def open(self, spending: Spending | None = None) -> AnyJudge:
-        return self.judge.open(self.rubric or load_rubric(DEFAULT_RUBRIC), spending)
+        """Open the judge; raise InputError for a name that cannot be one. A server's requests go into `spending`."""
+        name, rubric, options = self.judge.name, self.rubric or load_rubric(DEFAULT_RUBRIC), self.judge
+        if name.startswith(("http://", "https://")):
+            from bixse.judging.judges.server_judge import ServerJudge
+
+            return ServerJudge(name, rubric, options, spending)
+        kind, colon, rest = name.partition(":")
+        is_kind = f"{kind}:" in (CROSS_ENCODER, REPLAY) and not rest.startswith(("http://", "https://"))
+        is_bare = _BARE_ADDRESS.fullmatch(name) is not None
+        if not name.strip() or ((is_bare or (colon and not is_kind)) and not Path(name).exists()):
+            raise InputError(
+                f"--judge: got {shorten(name)}; expected an address (http://...), a model's name or folder, "
+                "cross-encoder:NAME or replay:qrels:FILE; fix: name a judge, for a model of a chat server --judge "
+                f"http://{name if is_bare else '...'} with its name as --model, for a reranker (no server is asked for "
+                "one yet) --judge cross-encoder:FOLDER, for grades that exist --judge replay:qrels:FILE"
+            )
+        if name.startswith(REPLAY):
+            from bixse.judging.judges.replay_judge import open_replay
+
+            return open_replay(name, None if options.scale is None else GradeScale(*options.scale))
+        if name.startswith(CROSS_ENCODER):
+            from bixse.judging.judges.cross_encoder_judge import CrossEncoderJudge
+
+            return CrossEncoderJudge(name.removeprefix(CROSS_ENCODER), options.score_map)
+        from bixse.judging.judges.local_judge import LocalJudge
+
+        return LocalJudge(name, rubric)
 
 
 class GradeConfig(JudgeConfig):
