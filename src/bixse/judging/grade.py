@@ -375,10 +375,8 @@ NO_PAIRS = "--pairs: got none; expected at least one, with query and document; f
 def read_pairs(config: GradeConfig) -> Sequence[Pair] | None:
     """Return the pairs to grade, or None for shards, which read their own: checked before a judge costs money."""
     config.engine.chosen_engine()  # refuses processes of a launcher that would all do the same work
-    if config.pairs is None:
-        return None
-    pairs = None if config.engine.in_shards else load_pairs(config.pairs)
-    if not (parquet_pairs(config.pairs)[1] if pairs is None else pairs):
+    pairs = None if config.engine.in_shards or config.pairs is None else load_pairs(config.pairs)
+    if config.pairs is None or not (parquet_pairs(config.pairs)[1] if pairs is None else pairs):
         raise InputError(NO_PAIRS)
     return pairs
 
@@ -399,10 +397,8 @@ def open_grading(
 ) -> tuple[GradeShards, Run]:
     """Return the job of a run of grading, and its record, new or resumed; write nothing."""
     folder, source, in_shards = Path(out).absolute(), config.pairs, config.engine.in_shards
-    inputs, total = dict[str, str](), 0
-    if not in_shards:
-        pairs = pairs or ([] if source is None else load_pairs(source))
-        total = len(pairs)
+    pairs = None if in_shards else pairs or read_pairs(config)
+    inputs, total = dict[str, str](), len(pairs or ())
     if source is not None and (in_shards or source.is_dir()):
         inputs["pairs"], rows = parquet_pairs(source)
         total = total or rows
@@ -425,7 +421,7 @@ def open_grading(
         content=inputs.get("pairs", ""),
         total=total,
         number=min(shards or -(-total // ROWS), total) if in_shards else 1,
-        pairs=None if in_shards else pairs,
+        pairs=pairs,
     )
     return job, record
 

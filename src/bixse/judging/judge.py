@@ -34,6 +34,8 @@ scale; no-probabilities: the server gave no probabilities, and they are needed; 
 judge; failed: no answer after all tries.
 """
 STATUSES: tuple[str, ...] = get_args(Status)
+USABLE = ("graded", "written")
+"""Statuses of answers that are not asked again."""
 CompletionStatus = Literal["written", "filtered", "truncated", "too-long", "failed"]
 """The end of a text: complete, stopped by a content filter, cut by the length limit, not asked since the prompt does
 not fit, or missing after all tries."""
@@ -122,8 +124,13 @@ class Question:
 class Stored:
     """The base of answers and texts: their JSON form in a ledger, and their common fields."""
 
+    status: str
     text: str
     usage: Usage
+
+    @property
+    def usable(self) -> bool:
+        return self.status in USABLE
 
     @property
     def usage_unknown(self) -> bool:
@@ -170,10 +177,6 @@ class Answer(Stored):
     tries: int = 1
 
     @property
-    def usable(self) -> bool:
-        return self.status == "graded"
-
-    @property
     def mass(self) -> float:
         """Sum of the probabilities of the options."""
         return min(1.0, sum(self.probabilities))
@@ -206,10 +209,6 @@ class Completion(Stored):
     tries: int = 1
 
     mode = "text"
-
-    @property
-    def usable(self) -> bool:
-        return self.status == "written"
 
 
 def stored_identity(identity: Mapping[str, Any]) -> dict[str, Any]:

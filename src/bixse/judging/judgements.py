@@ -86,10 +86,7 @@ def judged(pair: Pair, answers: Sequence[Answer], scale: GradeScale, prices: Pri
         "judge": last.judge,
         "text": shown.text,
         "detail": shown.detail,
-        "prompt_tokens": usage.prompt,
-        "cached_tokens": usage.cached,
-        "completion_tokens": usage.completion,
-        "reasoning_tokens": usage.reasoning,
+        **{f"{kind}_tokens": count for kind, count in vars(usage).items()},
         "usd": prices.usd(usage),
         "seconds": math.fsum(answer.seconds for answer in answers),
         "tries": sum(answer.tries for answer in answers),
@@ -168,10 +165,6 @@ class GradeSummary:
             relevance_tenths=[tenths[tenth] for tenth in range(10)],
             low_mass=sum(judgement.row["mass"] is not None and judgement.row["mass"] < LITTLE for judgement in graded),
             wide_bounds=sum(high - low > WIDE for low, high in bounds if low is not None and high is not None),
-            prompt_tokens=usage.prompt,
-            cached_tokens=usage.cached,
-            completion_tokens=usage.completion,
-            reasoning_tokens=usage.reasoning,
             usd=asking.spending.prices.usd(usage),
             usage_unknown=sum(answer.usage_unknown for answer in answers),
             not_asked=pairs - len(judgements),
@@ -180,6 +173,7 @@ class GradeSummary:
             precision=asking.identity.get("dtype"),
             other_models=dict(Counter(a.judge for a in answers if of_another_model(a, asking.identity))),
             stopped=asking.stopped,
+            **{f"{kind}_tokens": count for kind, count in vars(usage).items()},
         )
 
     def __add__(self, other: GradeSummary) -> GradeSummary:

@@ -149,25 +149,24 @@ def rubric_names() -> list[str]:
 
 def rubric_toml(rubric: Rubric) -> str:
     """Return a rubric as the text of a TOML file; `load_rubric` reads an equal rubric from it."""
-    name = _toml_text(rubric.name)
-    notes = {"summary": rubric.summary, "source": rubric.source}
-    lines = [f"[{name}]", *(f"{key} = {_toml_text(text)}" for key, text in notes.items() if text)]
-    lines += [f"labels = [{', '.join(map(_toml_text, rubric.labels))}]", f"values = {list(rubric.values)}"]
-    if rubric.meanings:
-        lines.append(f"meanings = [{', '.join(map(_toml_text, rubric.meanings))}]")
+    name, lines = _toml(rubric.name), []
+    for key in ("summary", "source", "labels", "values", "meanings"):
+        lines += [f"{key} = {_toml(value)}"] if (value := getattr(rubric, key)) else []
     for variant in rubric.variants:
-        lines += ["", f"[[{name}.variants]]", f"name = {_toml_text(variant.name)}"]
-        lines += [f"{key} = {_toml_text(text, blocks=True)}" for key, text in
-                  (("system", variant.system), ("user", variant.user)) if text]  # fmt: skip
-    return "\n".join(lines) + "\n"
+        lines += ["", f"[[{name}.variants]]"]
+        for key, text in variant.model_dump().items():
+            lines += [f"{key} = {_toml(text, blocks=key != 'name')}"] if text else []
+    return "\n".join([f"[{name}]", *lines]) + "\n"
 
 
-def _toml_text(text: str, blocks: bool = False) -> str:
-    """Return a string of TOML; with `blocks`, a text of several lines keeps them in triple quotes."""
-    lines = [json.dumps(line, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f") for line in text.split("\n")]
-    if blocks and len(lines) > 1:
-        return '"""\n' + "\n".join(lines) + '"""'
-    return '"' + "\\n".join(lines) + '"'
+def _toml(value: Any, blocks: bool = False) -> str:
+    """Return a value as TOML; with `blocks`, a text of several lines keeps them in triple quotes."""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    lines = [json.dumps(line, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f") for line in value.split("\n")]
+    return '"""\n' + "\n".join(lines) + '"""' if blocks and len(lines) > 1 else '"' + "\\n".join(lines) + '"'
 
 
 @cache

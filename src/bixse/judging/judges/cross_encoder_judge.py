@@ -20,7 +20,7 @@ from bixse.encoders.loading.build import loading, quiet_loading
 from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Answer, AnyJudge, Dtype, Question, Usage
-from bixse.judging.judges.local_model import content_hash, judge_device, longest_input, weights_dtype
+from bixse.judging.judges.local_model import content_hash, device_and_dtype, longest_input
 from bixse.relevance import GradeScale
 
 MODE: Final = "score"
@@ -47,8 +47,7 @@ class CrossEncoderJudge(AnyJudge):
         self, model: str | Path, score_map: str | None = None, device: str | None = None, dtype: Dtype = "auto"
     ) -> None:
         self._map = score_map_of(score_map or _map_of_head(Path(model)))  # before the model is loaded
-        torch_device = judge_device(device)
-        weights = weights_dtype(dtype, torch_device)
+        torch_device, weights = device_and_dtype(device, dtype)
         self._encoder: Any = _load(str(model), torch_device, weights)
         config = self._encoder.config
         self._longest = longest_input(config, getattr(self._encoder, "max_length", None))

@@ -242,23 +242,17 @@ def _text(content: Any) -> str:
 
 
 def _positions(logprobs: Any) -> tuple[Position, ...]:
-    if not isinstance(logprobs, dict):
-        return ()
-    entries = logprobs.get("content")
-    return tuple(
-        _position(entry.get("token"), entry.get("logprob"), entry.get("top_logprobs"))
-        for entry in (entries if isinstance(entries, list) else ())
-        if isinstance(entry, dict)
-    )
-
-
-def _position(token: Any, value: Any, top: Any) -> Position:
-    text = _token_text(token)
-    entries = [entry for entry in top if type(entry) is dict] if isinstance(top, list) else []
-    alternatives = tuple((_token_text(entry.get("token")), _number(entry.get("logprob"))) for entry in entries)
-    if text not in [name for name, _ in alternatives]:
-        alternatives = ((text, _number(value)), *alternatives)
-    return Position(text, alternatives)
+    entries = logprobs.get("content") if isinstance(logprobs, dict) else None
+    positions = []
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict):
+            text, top = _token_text(entry.get("token")), entry.get("top_logprobs")
+            listed = [each for each in top if type(each) is dict] if isinstance(top, list) else []
+            alternatives = [(_token_text(each.get("token")), _number(each.get("logprob"))) for each in listed]
+            if text not in [name for name, _ in alternatives]:
+                alternatives.insert(0, (text, _number(entry.get("logprob"))))
+            positions.append(Position(text, tuple(alternatives)))
+    return tuple(positions)
 
 
 def _token_text(token: Any) -> str:

@@ -40,8 +40,7 @@ class LocalModel:
     def __init__(self, name_or_path: str | Path, device: str | None = None, dtype: Dtype = "auto") -> None:
         self.requested = str(name_or_path)
         self.source, file = _resolve(self.requested)
-        self._device = judge_device(device)
-        self._dtype = weights_dtype(dtype, self._device)
+        self._device, self._dtype = device_and_dtype(device, dtype)
         # with None, transformers asks in the terminal if it may run the model's code
         self._settings: dict[str, Any] = {"trust_remote_code": False}
         if file is not None:
@@ -118,19 +117,14 @@ def _resolve(name: str) -> tuple[str, str | None]:
     return name, None
 
 
-def judge_device(name: str | None) -> torch.device:
-    """Return the device of a judge; by default the best device."""
+def device_and_dtype(device: str | None, dtype: Dtype) -> tuple[torch.device, torch.dtype]:
+    """Return the device of a judge, by default the best, and the dtype of its weights."""
     best = "mps" if torch.backends.mps.is_available() else default_device()
     try:
-        return torch.device(name or best)
+        chosen = torch.device(device or best)
     except RuntimeError as error:
-        raise InputError(f"device: got {name!r}; expected cpu, cuda, cuda:0 or mps; fix: leave it out") from error
-
-
-def weights_dtype(name: Dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of a judge's weights."""
-    dtype: torch.dtype = getattr(torch, resolve_precision(device=device) if name == "auto" else name)
-    return dtype
+        raise InputError(f"device: got {device!r}; expected cpu, cuda, cuda:0 or mps; fix: leave it out") from error
+    return chosen, getattr(torch, resolve_precision(device=chosen) if dtype == "auto" else dtype)
 
 
 def content_hash(folder: Path, gguf_file: str | None = None) -> str:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from bixse.errors import InputError
 from bixse.files.files import atomic_file, file_hash, interruptible, read_text, storage_errors
 from bixse.files.parquet import open_table, read_table, table_writer
+from bixse.judging.judge import USABLE
 
 FORMAT = 2
 """Format version of ledgers."""
@@ -29,8 +30,6 @@ FOLDER_FILE = "ledger.json"
 """File that makes a folder a ledger, with the id of the ledger."""
 OPEN, SEALED = ".jsonl", ".parquet"
 """Suffixes of open segments (a header, then a JSON list per answer or claim) and of sealed segments."""
-USABLE = ("graded", "written")
-"""Statuses of answers that are not asked again."""
 _FIX = "put back a copy, or move it away (its answers are then asked again)"
 """The fix for a damaged segment."""
 
