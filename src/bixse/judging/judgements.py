@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
@@ -179,12 +179,8 @@ class GradeSummary:
     def __add__(self, other: GradeSummary) -> GradeSummary:
         number = self.graded + other.graded
         total = (self.mean_relevance or 0.0) * self.graded + (other.mean_relevance or 0.0) * other.graded
-        return GradeSummary(
-            mean_relevance=total / number if number else None,
-            precision=self.precision or other.precision,
-            stopped=self.stopped or other.stopped,
-            **{name: _sum(getattr(self, name), getattr(other, name)) for name in _ADDED},
-        )
+        values = {name: _sum(value, getattr(other, name)) for name, value in vars(self).items()}
+        return GradeSummary(**{**values, "mean_relevance": total / number if number else None})
 
     @property
     def cost(self) -> str:
@@ -246,11 +242,10 @@ class GradeSummary:
         return warnings
 
 
-_NOT_ADDED = {"mean_relevance", "precision", "stopped", "usd_of_this_run", "usd_spent", "unpriced"}
-_ADDED = [field.name for field in fields(GradeSummary) if field.name not in _NOT_ADDED]
-
-
 def _sum(left: Any, right: Any) -> Any:
+    """Add counts; of texts, such as the precision, the first counts."""
+    if isinstance(left, str):
+        return left
     if left is None or right is None:
         return right if left is None else left
     if isinstance(left, dict):

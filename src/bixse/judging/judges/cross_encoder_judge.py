@@ -46,7 +46,8 @@ class CrossEncoderJudge(AnyJudge):
     def __init__(
         self, model: str | Path, score_map: str | None = None, device: str | None = None, dtype: Dtype = "auto"
     ) -> None:
-        self._map = score_map_of(score_map or _map_of_head(Path(model)))  # before the model is loaded
+        # before the model is loaded
+        self._map = score_map_of(score_map) if score_map else _map_of_head(Path(model))
         torch_device, weights = device_and_dtype(device, dtype)
         self._encoder: Any = _load(str(model), torch_device, weights)
         config = self._encoder.config
@@ -124,8 +125,8 @@ class CrossEncoderJudge(AnyJudge):
             ]
 
 
-def _map_of_head(folder: Path) -> str:
-    """Return the name of the map in the relevance head of a folder; "logit" without a head."""
+def _map_of_head(folder: Path) -> ScoreMap:
+    """Return the map of the relevance head of a folder; "logit" without a head."""
     head = RelevanceHead.load(folder) or RelevanceHead(1.0, 0.0)
     if head.slope == 0:
         raise InputError(
@@ -133,7 +134,7 @@ def _map_of_head(folder: Path) -> str:
             "fix: calibrate the model on other pairs, or give --score-map"
         )
     intercept, slope = head.logit(0.0), head.logit(1.0) - head.logit(0.0)
-    return "logit" if (slope, intercept) == (1.0, 0.0) else f"platt:{slope!r},{intercept!r}"
+    return ScoreMap("logit" if (slope, intercept) == (1.0, 0.0) else "platt", slope, intercept)
 
 
 def score_map_of(text: str) -> ScoreMap:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -216,17 +216,14 @@ class PromptRenderer:
         return [list(ids) for ids in encoded["input_ids"]]
 
     def _prepared(self, messages: Messages) -> list[dict[str, str]]:
-        safe = [{"role": message["role"], "content": self._broken(message["content"])} for message in messages]
+        safe = [dict(message) for message in messages]
+        for message, token in product(safe, self._control_tokens):
+            # an unbroken token could end its message and answer for the judge
+            message["content"] = message["content"].replace(token, f"{token[0]} {token[1:]}")
         if self._merges_system and len(safe) > 1 and safe[0]["role"] == "system":
             system, user, *rest = safe
             return [{"role": user["role"], "content": f"{system['content']}\n\n{user['content']}"}, *rest]
         return safe
-
-    def _broken(self, text: str) -> str:
-        for token in self._control_tokens:
-            if token in text:  # an unbroken token could end its message and answer for the judge
-                text = text.replace(token, f"{token[0]} {token[1:]}")
-        return text
 
     def _find_control_tokens(self) -> list[str]:
         """Return special tokens, and added tokens in the template, for example the marks of reasoning."""
@@ -245,21 +242,20 @@ class PromptRenderer:
         )
         return rendered
 
-    def _try_template(self) -> None:
-        """Test if the template shows a system message and if it begins reasoning."""
+    def _tried(self, *messages: Mapping[str, str]) -> tuple[str, str]:
+        """Return the rendered messages, and what to say if they lack the user message."""
         import jinja2
 
-        user = {"role": "user", "content": "question"}
         try:
-            shown = self._render([[{"role": "system", "content": _PROBE}, user]])[0]
-        except (jinja2.TemplateError, TypeError, ValueError):
-            shown = ""
-        self._merges_system = _PROBE not in shown
-        text, got = "", "a prompt without the user message"
-        try:
-            text = self._render([[user]])[0]
+            return self._render([messages])[0], "a prompt without the user message"
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            got = f"{type(error).__name__}: {error}"
+            return "", f"{type(error).__name__}: {error}"
+
+    def _try_template(self) -> None:
+        """Test if the template shows a system message and if it begins reasoning."""
+        user = {"role": "user", "content": "question"}
+        self._merges_system = _PROBE not in self._tried({"role": "system", "content": _PROBE}, user)[0]
+        text, got = self._tried(user)
         if user["content"] not in text:
             raise ModelError(
                 f"chat template: got {got}; expected one that renders a user message; fix: choose another model, or "

@@ -172,16 +172,11 @@ class PromptReader:
 
         The logits of a single prompt that does not fit into memory are None.
         """
-        start = shared_length(prompts) if self.shares and len(prompts) > 1 else 0
-        head = self._read_if_it_fits([prompts[0][:start]], keep=True) if start >= LEAST_SHARED else None
-        yield from self._batches(prompts, *((head[1], start) if head is not None else (None, 0)))
-
-    def _batches(
-        self, prompts: Sequence[list[int]], prefix: Any, start: int
-    ) -> Iterator[tuple[list[int], Tensor | None]]:
-        """Read from position `start` on, the longest prompts first; halve batches that do not fit into memory."""
+        shared = shared_length(prompts) if self.shares and len(prompts) > 1 else 0
+        head = self._read_if_it_fits([prompts[0][:shared]], keep=True) if shared >= LEAST_SHARED else None
+        prefix, start = (None, 0) if head is None else (head[1], shared)
         left = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-        while left:
+        while left:  # from position `start` on, the longest first; a batch that does not fit into memory is halved
             width = len(prompts[left[0]]) - start
             rows = min(self.tokens_per_batch // max(width, (width + start) // CACHE_FACTOR), ROWS_PER_BATCH)
             batch = left[: max(1, rows) if self.shares else 1]

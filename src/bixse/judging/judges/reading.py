@@ -68,15 +68,13 @@ def distinct_tokens(returned: Sequence[tuple[str, float]]) -> list[SeenToken]:
     tokens: dict[str, list[SeenToken]] = {}
     for text, value in sorted(returned, key=lambda entry: -entry[1]):
         alike, share = tokens.setdefault(text.strip(), []), math.exp(value)
-        for token in alike:
-            if token.top - value <= SAME:
-                token.least, token.more = share, token.more + share * (token.text != text)
-                break
-            if token.text == text:
-                token.more += share
-                break
-        else:
+        same = next((token for token in alike if token.top - value <= SAME or token.text == text), None)
+        if same is None:
             alike.append(SeenToken(text, value, share))
+        elif same.top - value <= SAME:
+            same.least, same.more = share, same.more + share * (same.text != text)
+        else:
+            same.more += share
     return [token for alike in tokens.values() for token in alike]
 
 
