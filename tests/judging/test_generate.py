@@ -7,10 +7,10 @@ import pytest
 
 from bixse.data.pairs_files import load_pairs
 from bixse.errors import InputError, InterruptedRunError, StorageError
-from bixse.judging.generate import generate as module
-from bixse.judging.generate.generate import clean_query, generate, refusal
-from bixse.judging.generate.generate_settings import GenerateConfig
+from bixse.judging import generate as module
+from bixse.judging.generate import clean_query, generate, refusal
 from bixse.judging.judge import Completion, Usage
+from bixse.judging.open_judge import GenerateConfig
 from helpers.row_files import jsonl
 from helpers.scripted_judge import ScriptedModel
 

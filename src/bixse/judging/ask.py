@@ -61,7 +61,7 @@ class Asking(Generic[Record]):
     def __post_init__(self) -> None:
         self._elsewhere: list[tuple[str, Question]] = []  # other processes are asking these
         self._before, self._in_flight = self.spending.spent(), set[str]()
-        self._started, self._highest_price, self._highest_guess = 0, 0.0, 0.0
+        self._highest_price, self._highest_guess = 0.0, 0.0
         self._is_short = False  # the budget had no room for a question in addition to the ones in flight
 
     def run(self, questions: Sequence[tuple[str, Question]], step: Step | None = None) -> None:
@@ -69,16 +69,16 @@ class Asking(Generic[Record]):
         self.ledger.load(key for key, _ in questions)
         left, before, asked, reused = questions, 0, 0, 0
         while True:
-            self._is_short, started = False, self._started
+            self._is_short, asked_before = False, self.asked
             for question, answer in self.answers(self._to_ask(left)):
                 self._take(question, answer)
                 if step is not None:
                     step(self.asked - asked, self.note, self.reused - reused)
                     asked, reused = self.asked, self.reused
-            is_idle = self._started == started
+            is_idle = self.asked == asked_before and not self._in_flight
             while self._in_flight:  # without an answer, since the limit left no room for a try
                 self.ledger.give_back(self._in_flight.pop())
-                self._is_short, self._started = True, self._started - 1
+                self._is_short = True
             self._reserve()
             if self._is_short and is_idle:
                 self.stopped = self.spending.limit_reached
@@ -118,7 +118,6 @@ class Asking(Generic[Record]):
             else:
                 self._in_flight.add(key)
                 self._reserve()
-                self._started += 1
                 yield question
 
     def _take(self, question: Question, answer: Record) -> None:
@@ -158,7 +157,7 @@ class Asking(Generic[Record]):
 
     def _affordable(self, question: Question) -> bool:
         """Return whether the limits leave room for one more question; if not, set `stopped` or `_is_short`."""
-        if self.max_questions is not None and self._started >= self.max_questions:
+        if self.max_questions is not None and self.asked + len(self._in_flight) >= self.max_questions:
             self.stopped = f"the limit of {self.max_questions} questions was reached"
         if self.spending.prices.max_usd is not None and self.stopped is None:
             self._is_short = not self.spending.affordable(self._reserve(question))

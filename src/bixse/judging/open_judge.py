@@ -13,7 +13,7 @@ from pydantic import Field
 
 from bixse.engine import EngineSettings
 from bixse.errors import InputError, shorten
-from bixse.judging.grade_settings import JudgeOptions, NamedRubric, Prices
+from bixse.judging.grade_settings import JudgeOptions, NamedRubric, Prices, ServerSettings
 from bixse.judging.judge import Answer, AnyJudge, Grade, Question
 from bixse.judging.rubrics import Rubric, load_rubric
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
@@ -21,6 +21,7 @@ from bixse.settings import Flag, Reads, Settings
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pair
+    from bixse.judging.judges.server_judge import ServerTextModel
     from bixse.judging.spending import Spending
 
 CROSS_ENCODER = "cross-encoder:"
@@ -240,3 +241,40 @@ class RankConfig(JudgeConfig):
     """Number of candidates per query."""
     min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE
     """Grade from which a document is relevant for recall and MRR."""
+
+
+class WriterSettings(ServerSettings):
+    """The model that writes queries, and the settings of its requests."""
+
+    server: Annotated[str, Flag(metavar="URL")]
+    """Address of an OpenAI-compatible server."""
+    temperature: float = Field(default=0.7, ge=0, le=2)
+    """Sampling temperature, 0 to 2; 0 writes the most probable text."""
+    max_tokens: int = Field(default=64, ge=1)
+    """Maximum number of tokens per query."""
+
+    def open(self, spending: Spending | None = None) -> ServerTextModel:
+        from bixse.judging.judges.server_judge import ServerTextModel
+
+        return ServerTextModel(self.server, self, self.temperature, self.max_tokens, spending)
+
+
+class GenerateConfig(Settings):
+    """Settings of `bixse generate`: the queries, and the model that writes them."""
+
+    corpus: Annotated[Path, Flag(metavar="FILE"), Reads("corpus")]
+    """JSONL file of documents: {_id, title, text}."""
+    writer: Annotated[WriterSettings, Flag(flat=True)]
+    """The model that writes queries, and the settings of its requests."""
+    documents: int | None = Field(default=None, ge=1)
+    """Number of random documents that get queries (default: all)."""
+    per_document: int = Field(default=1, ge=1)
+    """Number of queries per document."""
+    task: str | None = None
+    """Name of the task, written into each pair."""
+    prompt: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Text file with instructions for the model (default: instructions and examples of the package)."""
+    prices: Annotated[Prices, Flag(flat=True)] = Prices()
+    """Prices of tokens, and the maximum cost of a run."""
+    ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
+    """Folder of texts to share between runs and machines (default: ledger in the --out folder)."""

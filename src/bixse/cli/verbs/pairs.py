@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Options, Output, Verb
 from bixse.converting.convert_settings import ConvertSettings
 from bixse.data.make_collection import CollectionSettings, make_collection
-from bixse.judging.generate.generate_settings import GenerateConfig
+from bixse.judging.open_judge import GenerateConfig
 from bixse.mining.mine_settings import MineConfig
 from bixse.progress import progress_bar
 
@@ -134,7 +134,7 @@ MINE = Verb(MineConfig, Options, run_mine, out=Output("Folder for pairs, runs an
 
 def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
     """Generate and clean queries, keep each query once, and return counts."""
-    from bixse.judging.generate.generate import generate
+    from bixse.judging.generate import generate
     from bixse.judging.grade import spending_of
     from bixse.judging.spending import cost_text
 

@@ -134,8 +134,7 @@ def loading(name: str, expected: str) -> Iterator[None]:
     except Exception as error:
         raise ModelError(
             f"model {name!r}: got {type(error).__name__}: {first_fault(error)}; expected {expected}; fix: check the "
-            "name, that the folder holds its tokenizer, config.json and model.safetensors, and that a hub name can be "
-            "reached"
+            "name, that the folder holds tokenizer, config.json and model.safetensors, and that the hub can be reached"
         ) from error
 
 

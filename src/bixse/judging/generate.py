@@ -29,8 +29,8 @@ from bixse.judging.spending import LEDGER_NAME
 from bixse.mining.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 
 if TYPE_CHECKING:
-    from bixse.judging.generate.generate_settings import GenerateConfig
     from bixse.judging.judges.server_judge import ServerTextModel
+    from bixse.judging.open_judge import GenerateConfig
     from bixse.progress import ProgressBars
 
 QUERIES_NAME = "queries.jsonl"
@@ -253,7 +253,7 @@ def load_query_prompt(instructions: Path | None = None) -> dict[str, Any]:
 
     A file of instructions takes the place of its system message and of its examples.
     """
-    shipped = resources.files("bixse.judging.generate") / "query_prompt.toml"
+    shipped = resources.files("bixse.judging") / "query_prompt.toml"
     prompt = tomllib.loads(shipped.read_text(encoding="utf-8"))
     return prompt if instructions is None else {**prompt, "system": read_text(instructions), "examples": []}
 

@@ -1,1 +1,0 @@
-"""Queries written by a language model."""
