@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from bixse.files.files import file_hash, json_hash, read_text, write_atomically
 from bixse.files.run_folder import RUN_FILE
 from bixse.judging.ask import Asking, keyed
 from bixse.judging.judge import Answer, AnyJudge, Question, Usage, stored_identity
-from bixse.judging.judgements import GradeSummary, JudgedPair, judged, save_judgements
+from bixse.judging.judgements import GradeSummary, judged, save_judgements
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segments import check_folder, make_folder
 from bixse.judging.ledgers.writers import seal_left
@@ -160,9 +160,12 @@ class GradeShards(Job[int, GradeSummary]):
                     answers = [answer for key, _ in questions if (answer := ledger.find(key)) is not None]
                     if len(answers) == len(questions):
                         judgements.append(judged(pair, answers, judge.scale, config.prices))
-                state.summaries[shard] = GradeSummary.of(judgements, len(pairs), asking)
-                self._write(shard, judgements, state.summaries[shard])
-        return state.summaries[shard]
+                state.summaries[shard] = summary = GradeSummary.of(judgements, len(pairs), asking)
+                save_judgements(judgements, self.file(JUDGEMENTS_NAME, shard), self.file(PAIRS_NAME, shard))
+                if self.pairs is None:
+                    content = {"of": self.fingerprint(), "summary": asdict(summary)}
+                    write_atomically(self.summary_file(shard), json.dumps(content) + "\n")
+        return summary
 
     def read(self, shard: int) -> Sequence[Pair]:
         return load_pairs(self.config.pairs or "", self.rows(shard)) if self.pairs is None else self.pairs
@@ -194,15 +197,7 @@ class GradeShards(Job[int, GradeSummary]):
         return not self.config.retry_failed or summary.graded == summary.pairs
 
     def fingerprint(self) -> str:
-        known = [self.identity, self.config.recorded(), [self.content, self.total, self.number]]
-        return json_hash(known)
-
-    def _write(self, shard: int, judgements: Sequence[JudgedPair], summary: GradeSummary) -> None:
-        """Write all judgements, and graded pairs if there are any; of several shards the summary too."""
-        save_judgements(judgements, self.file(JUDGEMENTS_NAME, shard), self.file(PAIRS_NAME, shard))
-        if self.pairs is None:
-            content = {"of": self.fingerprint(), "summary": asdict(summary)}
-            write_atomically(self.summary_file(shard), json.dumps(content) + "\n")
+        return json_hash([self.identity, self.config.recorded(), [self.content, self.total, self.number]])
 
     def _max_questions(self, shard: int) -> int | None:
         """Return the shard's share of `max_pairs` by rows, in questions."""
@@ -449,7 +444,13 @@ def estimate(config: GradeConfig, judge: AnyJudge, out: str | Path, pairs: Seque
     asked_about = job.read(0)
     each = (question for pair in asked_about for question in config.questions(pair))
     questions = dict(keyed(each, judge.identity))
-    answers = _known(job.ledger, questions)
+    answers: dict[str, Answer] = {}
+    if job.ledger.exists():  # opening would make a ledger
+        with Ledger(job.ledger) as ledger:
+            ledger.load(questions)
+            known = ((key, ledger.find(key)) for key in questions)
+            # a run would ask the failed ones again
+            answers = {key: answer for key, answer in known if answer is not None and answer.status != "failed"}
     left = [question for key, question in questions.items() if key not in answers]
     prompt, counted_by = _prompt_tokens(left, questions, answers, judge)
     written = [answer.usage.completion for answer in answers.values() if answer.usage.prompt]
@@ -467,16 +468,6 @@ def estimate(config: GradeConfig, judge: AnyJudge, out: str | Path, pairs: Seque
         at_once=judge.at_once,
         times_as_many_rows=job.total / len(asked_about),
     )
-
-
-def _known(path: Path, keys: Iterable[str]) -> dict[str, Answer]:
-    """Return the answers that a run would reuse."""
-    if not path.exists():  # opening would make a ledger
-        return {}
-    with Ledger(path) as ledger:
-        ledger.load(keys)
-        answers = ((key, ledger.find(key)) for key in keys)
-        return {key: answer for key, answer in answers if answer is not None and answer.status != "failed"}
 
 
 def _prompt_tokens(

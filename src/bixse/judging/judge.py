@@ -51,7 +51,7 @@ function: the number that a function of the user returned.
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtype of a local judge's weights; "auto" follows the precision of the process."""
 TEXT_WIDTH = 200
-"""Characters kept of an answer's text, and of its detail."""
+"""Characters kept of an answer's text, of its detail, and of a server's message."""
 MOST_TOKENS = 10_000_000  # more than any model reads or writes per question; some servers report 1e999 or -3000
 _RELEASE = re.compile(r"[-@_](?:latest|v?\d{3,4}|\d{8}|\d{4}-\d\d-\d\d|\d\d-\d\d(?:-\d{4})?)$")
 """Dates and numbers of a release at the end of a model's name, not sizes ("70b") or kinds ("mini")."""

@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 
 from bixse.errors import InputError, needs_extra, shorten
 from bixse.judging.grade_settings import ServerSettings
-from bixse.judging.judge import NOTHING, Usage
+from bixse.judging.judge import NOTHING, TEXT_WIDTH, Usage
 from bixse.judging.judges.dialects import Reply, parse_reply
 from bixse.judging.judges.endpoints import (
-    DETAIL_WIDTH,
     SHARED,
     TRANSIENT,
     RequestError,
@@ -277,7 +276,7 @@ class ChatClient:
             connected = not isinstance(error, _NOT_CONNECTED)
             late = connected and isinstance(error, TimeoutError)
             what = "no reply in time" if late else "the connection broke" if connected else "no connection"
-            detail = self._secret.keep(f"{what} ({type(error).__name__}: {error})"[:DETAIL_WIDTH])
+            detail = self._secret.keep(f"{what} ({type(error).__name__}: {error})"[:TEXT_WIDTH])
             broken = late or isinstance(error, aiohttp.ClientPayloadError)
             raise RequestError("broken" if broken else "away", detail, usage=None if connected else NOTHING) from None
         try:

@@ -193,8 +193,6 @@ chat server's; others concern one request."""
 TRANSIENT: tuple[Failure, ...] = ("busy", "away", "broken")
 SHARED: tuple[Failure, ...] = ("key", "quota", "model", "no-chat")
 """Failures of all further requests, or of one request because of its text (403 of a web firewall)."""
-DETAIL_WIDTH = 200
-"""Number of characters kept of a server's message."""
 _READ_WIDTH = 20_000  # characters of a message that decide the kind of failure: servers quote whole prompts
 _TOO_LONG = re.compile(
     r"context.{0,12}(?:length|size|window)|maximum.{0,20}(?:input|prompt|sequence) length|too many (?:input )?tokens"
@@ -238,7 +236,7 @@ def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secre
     code = inner.get("code") if isinstance(inner, dict) else None
     wait = _seconds_to_wait(headers.get("retry-after", ""))
     shown = f"{code}: {message}" if isinstance(code, str) and code else message
-    detail = f"HTTP {status}: {secret.keep(shown[:DETAIL_WIDTH])}"
+    detail = f"HTTP {status}: {secret.keep(shown[:TEXT_WIDTH])}"
     kind = _kind(status, code, message, wait)
     usage = reported_usage(content)
     return RequestError(kind, detail, wait, usage=usage if usage.prompt or kind not in ("away", "broken") else None)

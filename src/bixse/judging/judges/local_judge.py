@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bixse.errors import InputError, ModelError
 from bixse.files.files import json_hash
-from bixse.judging.judge import Answer, AnyJudge, Dtype, Question, Usage
+from bixse.judging.judge import TEXT_WIDTH, Answer, AnyJudge, Dtype, Question, Usage
 from bixse.judging.judges.local_model import LocalModel, PromptReader, longest_input
 from bixse.judging.judges.reading import OptionProbabilities, expected_grade, spellings
 
@@ -103,10 +103,7 @@ class LocalJudge(AnyJudge):
                 if ids and (self.context is None or len(ids) <= self.context):
                     usable.setdefault(asked[i].variant, []).append(i)
                 else:
-                    yield (
-                        asked[i],
-                        self._without_grade(len(ids), f"the context has {self.context} tokens"),
-                    )
+                    yield asked[i], self._without_grade(len(ids), f"the context has {self.context} tokens")
             for members in usable.values():
                 for batch, logits in self._reader.logits([prompts[i] for i in members]):
                     chosen = [members[i] for i in batch]
@@ -127,7 +124,7 @@ class LocalJudge(AnyJudge):
         probabilities = torch.softmax(logits, dim=-1)
         options = torch.stack([probabilities[:, list(ids)].sum(dim=-1) for ids in self._option_ids], dim=-1)
         written = self._loaded.tokenizer.batch_decode(logits.argmax(dim=-1)[:, None])
-        rows = zip(options.double().tolist(), written, lengths, strict=True)
+        rows = zip(options.double().tolist(), (text[:TEXT_WIDTH] for text in written), lengths, strict=True)
         return [self._answer(tuple(row), text, length, seconds / len(lengths)) for row, text, length in rows]
 
     def _prompts(self, questions: Sequence[Question]) -> list[list[int]]:
@@ -148,8 +145,8 @@ class LocalJudge(AnyJudge):
             return Answer("failed", MODE, detail="the model gave no numbers (NaN or infinity)", **common)
         if shares.mass < max(self.min_mass, 1e-30):
             detail = f"the options have probability {shares.mass:.2g} together"
-            return Answer("no-option", MODE, text=text[:200], detail=detail, **common)
-        return Answer("graded", MODE, options, *expected_grade(self.rubric.values, shares), text=text[:200], **common)
+            return Answer("no-option", MODE, text=text, detail=detail, **common)
+        return Answer("graded", MODE, options, *expected_grade(self.rubric.values, shares), text=text, **common)
 
 
 def option_token_ids(

@@ -65,10 +65,10 @@ class LocalModel:
         """The model in evaluation mode; raise ModelError for missing weights or too little memory."""
         judge = f"judge {self.requested!r}"
         with loading(self.requested, EXPECTED):
-            model: Any
-            model, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self.source, dtype=self._dtype, output_loading_info=True, **self._settings
             )
+        model, info = loaded
         if missing := sorted(info["missing_keys"]):
             raise ModelError(
                 f"{judge}: got no weights for {len(missing)} of its parameters ({', '.join(missing[:3])}); expected "
