@@ -102,19 +102,19 @@ class Judge:
                 f"judge: got {type(source).__name__}; expected an address, a model, or a function of query and "
                 "document; fix: Judge('http://localhost:8000/v1')"
             )
-        self.name, self.function = name, source if callable(source) else None
+        self.name = name
+        self.function: FunctionJudge | None = None
         self._opened: AnyJudge | None = None
         known = {"name": f"{FUNCTION}{name}" if callable(source) else str(source), "scale": scale, **options}
         settings = {"judge": known, "rubric": rubric, "prices": {"per_million": prices}}
         self.config = JudgeConfig.load(overrides=settings)
+        if callable(source):
+            grades = GradeScale(*(self.config.judge.scale or (0.0, 1.0)))
+            self.function = FunctionJudge(source, grades, name or "function")
 
     def open(self) -> AnyJudge:
         """Return the judge that answers questions, opened on first use."""
-        if self._opened is None and self.function is not None:
-            scale = GradeScale(*(self.config.judge.scale or (0.0, 1.0)))
-            self._opened = FunctionJudge(self.function, scale, self.name or "function")
-        elif self._opened is None:
-            self._opened = self.config.open()
+        self._opened = self._opened or self.function or self.config.open()
         return self._opened
 
     def __repr__(self) -> str:

@@ -126,7 +126,7 @@ def load_rubric(name: str | Path) -> Rubric:
         ConfigError: the file is no rubric. The message has the key and the expected value.
     """
     text = str(name)
-    shipped = _shipped()
+    shipped = shipped_rubrics()
     if text in shipped:
         return shipped[text]
     if Path(text).suffix != ".toml":
@@ -140,11 +140,6 @@ def load_rubric(name: str | Path) -> Rubric:
             f"{text}: got the rubrics {', '.join(rubrics)}; expected one; fix: give each a file of its own"
         )
     return next(iter(rubrics.values()))
-
-
-def rubric_names() -> list[str]:
-    """Return the names of the rubrics that come with the package."""
-    return list(_shipped())
 
 
 def rubric_toml(rubric: Rubric) -> str:
@@ -170,7 +165,8 @@ def _toml(value: Any, blocks: bool = False) -> str:
 
 
 @cache
-def _shipped() -> dict[str, Rubric]:
+def shipped_rubrics() -> dict[str, Rubric]:
+    """Return name -> rubric of those that come with the package."""
     text = (resources.files("bixse.judging") / "rubrics.toml").read_text(encoding="utf-8")
     return _read(text, "rubrics.toml")
 

@@ -26,7 +26,7 @@ from bixse.files.files import read_text
 from bixse.files.run_folder import RUN_FILE
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
-from bixse.judging.rubrics import Rubric, load_rubric, rubric_names
+from bixse.judging.rubrics import Rubric, load_rubric, shipped_rubrics
 from bixse.ui.label_log import LabelLog, open_labels
 from bixse.ui.label_plan import Assignment, LabelPlan, RunIndex, open_index
 
@@ -119,7 +119,7 @@ class Workspace:
         recorded = (self.record.get("config") or {}).get("rubric")
         if not isinstance(recorded, dict):
             return load_rubric(DEFAULT_RUBRIC)
-        rubric = load_rubric(recorded["name"]) if recorded.get("name") in rubric_names() else None
+        rubric = shipped_rubrics().get(str(recorded.get("name")))
         if rubric is None or rubric.content_hash != recorded.get("hash"):
             raise InputError(
                 f"--rubric: got none for {self.run}, graded with the rubric {recorded.get('name')}; expected its file; "

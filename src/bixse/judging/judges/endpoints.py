@@ -299,11 +299,8 @@ def _kind(status: int, code: object, message: str, wait: float | None) -> Failur
 
 def _seconds_to_wait(header: str) -> float | None:
     """Return the seconds of a Retry-After header, a number or a date; None for neither."""
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(header).timestamp() - time.time()
-        except ValueError:
-            return None
-    return max(0.0, seconds) if seconds == seconds else None  # NaN is no number of seconds
+    for read in (float, lambda date: parsedate_to_datetime(date).timestamp() - time.time()):
+        with suppress(ValueError):
+            seconds = read(header)
+            return max(0.0, seconds) if seconds == seconds else None  # NaN is no number of seconds
+    return None
