@@ -124,7 +124,7 @@ def test_pairs_on_disk_equal_pairs_in_memory(monkeypatch, cache_path):
     on_disk = Pairs.from_arrow(in_memory.to_arrow().to_batches(max_chunksize=7))
     assert on_disk.content_hash() == in_memory.content_hash()
     assert list(on_disk.groups()) == list(in_memory.groups())
-    assert on_disk.document_numbers.tolist() == in_memory.document_numbers.tolist()
+    assert on_disk.numbers("document").tolist() == in_memory.numbers("document").tolist()
     assert Pairs.joined({"a": on_disk}).documents == in_memory.documents
     assert not list(cache_path.rglob("*.arrow")), "the file has no name"
 

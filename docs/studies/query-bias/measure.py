@@ -92,7 +92,7 @@ def main() -> None:
     collection = load_pydocs() if args.collection is None else load_collection(args.collection)
     pairs = Pairs.from_collection(collection, "test", GradeScale(*args.scale))
     model = build_encoder(args.model)
-    numbers = {"query": np.unique(pairs.query_ids, return_inverse=True)[1], "document": pairs.document_numbers}
+    numbers = {"query": np.unique(pairs.query_ids, return_inverse=True)[1], "document": pairs.numbers("document")}
     queries, documents = (
         encode_texts(model, pairs.texts(kind, first_of(number)), kind).astype(np.float64)[number]
         for kind, number in numbers.items()

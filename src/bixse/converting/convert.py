@@ -16,22 +16,21 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 import pyarrow as pa
 import yaml
-from numpy.typing import NDArray
 
 from bixse.converting.formats import looks_like
 from bixse.converting.source import Source
 from bixse.converting.transforms import BINS, PairColumns, TransformReport, reported
-from bixse.data.columns import SCHEMA, Column
+from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import Pairs
+from bixse.data.pairs_files import first_of_repeats
 from bixse.data.run import Run, open_run
-from bixse.errors import InputError, InvalidFileError, RowError, shorten
+from bixse.errors import InputError, InvalidFileError, RowError
 from bixse.files.files import alone_in, hash_files, interruptible, move_into, storage_errors, write_atomically
 from bixse.files.parquet import table_writer
 
 if TYPE_CHECKING:
     from bixse.converting.convert_settings import ConvertSettings
     from bixse.progress import ProgressBars
-    from bixse.relevance import Kind
 
 STATE = ".part"
 """Folder of work files inside the output folder, until all output is written."""
@@ -239,16 +238,16 @@ class _WrittenError(InvalidFileError):
 
 def select(pairs: Pairs, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
     """Check ids, transform and split; return part -> its rows in source order, and the reports of the steps."""
-    _refuse_other_texts(pairs)
+    fix_id = "--text-ids makes ids from the texts, or give each text its own id"
+    fix = None if settings.dedup else "--dedup takes their mean, or correct the file"
+    first = first_of_repeats(pairs, InvalidFileError(settings.path), fix_id=fix_id, fix_relevance=fix)
     transforms, split = settings.transforms(), settings.parts()
     keys = [key for step in (*transforms, split) if step is not None for key in step.needs]
     columns = PairColumns.of(pairs, dict.fromkeys(keys))
     applied: list[TransformReport] = []
-    if not settings.dedup:
-        once = columns.take(_first_of_repeats(pairs))
-        if len(once) < len(columns):
-            applied.append(TransformReport("repeats written once", {}, len(columns), len(once)))
-        columns = once
+    if not first.all():
+        columns = columns.take(first)
+        applied.append(TransformReport("repeats written once", {}, len(pairs), len(columns)))
     for transform in transforms:
         after, notes = transform.apply(columns)
         applied.append(reported(transform, columns, after, notes))
@@ -269,43 +268,10 @@ def select(pairs: Pairs, settings: ConvertSettings) -> tuple[dict[str, PairColum
     return parts, [*applied, reported(split, columns, columns, {name: len(part) for name, part in parts.items()})]
 
 
-def _refuse_other_texts(pairs: Pairs) -> None:
-    """Refuse an id with several texts: different queries or documents would be joined."""
-    columns: list[tuple[Kind, Column, Column]] = [
-        ("query", pairs.query_ids, pairs.queries),
-        ("document", pairs.document_ids, pairs.documents),
-    ]
-    for kind, ids, texts in columns:
-        clashes: dict[int, int] = {}
-        for row, before in pairs.other_texts(kind):
-            clashes.setdefault(before, row)
-        if clashes:
-            before, row = min(clashes.items())
-            raise InputError(
-                f"{kind} ids: got {len(clashes)} that name several texts, first {shorten(ids[before])} for "
-                f"{shorten(texts[before])} and {shorten(texts[row])}; expected one text per id; fix: --text-ids makes "
-                "ids from the texts, or give each text its own id"
-            )
-
-
-def _first_of_repeats(pairs: Pairs) -> NDArray[np.intp]:
-    """Return the first row of each pair per task; refuse repeats with another relevance."""
-    first, relevance = pairs.first_rows_of_pairs(), pairs.relevance
-    differ = np.unique(first[relevance != relevance[first]])
-    if len(differ):
-        values = relevance[first == differ[0]]
-        raise InputError(
-            f"pairs: got {len(differ)} with several relevances, first {values.min():g} and {values.max():g} for query "
-            f"{shorten(pairs.queries[differ[0]])} and document {shorten(pairs.documents[differ[0]])}; expected one "
-            "relevance per pair; fix: --dedup takes their mean, or correct the file"
-        )
-    return np.flatnonzero(first == np.arange(len(first)))
-
-
 def _counts(pairs: Pairs, columns: PairColumns) -> dict[str, Any]:
     """Count rows, queries (once per task), rows per task ("-" for none), and rows per tenth of relevance."""
     names, tasks = pairs.tasks
-    tasks, queries = tasks[columns.rows], pairs.id_numbers("query")[columns.rows]
+    tasks, queries = tasks[columns.rows], pairs.numbers("query", of_ids=True)[columns.rows]
     by_task = {name or "-": int((tasks == number).sum()) for number, name in enumerate(names)}
     return {
         "rows": len(columns),

@@ -84,21 +84,18 @@ def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
     return pa.table(columns)
 
 
-def needs_ids(table: pa.Table) -> bool:
-    """Return True if some rows have ids and some have none."""
-    return any(
-        name in table.column_names and (table[name].null_count or pc.any(pc.equal(table[name], "")).as_py())
-        for name in ("query_id", "document_id")
-    )
+def lacking_ids(table: pa.Table) -> list[str]:
+    """Return the kinds of texts, query or document, of which some rows have no id in the id column."""
+    ids = {kind: table[f"{kind}_id"] for kind in ("query", "document") if f"{kind}_id" in table.column_names}
+    return [kind for kind, column in ids.items() if column.null_count or pc.any(pc.equal(column, "")).as_py()]
 
 
 def with_ids(table: pa.Table) -> pa.Table:
     """Fill missing ids of the id columns that a table has with ids of the texts."""
-    for kind in ("query", "document"):
-        if f"{kind}_id" in table.column_names:
-            at, texts = table.column_names.index(f"{kind}_id"), table[kind].to_pylist()
-            ids = [known or text_id(text) for known, text in zip(table[at].to_pylist(), texts, strict=True)]
-            table = table.set_column(at, table.field(at), pa.chunked_array([ids], table.field(at).type))
+    for kind in lacking_ids(table):
+        at, texts = table.column_names.index(f"{kind}_id"), table[kind].to_pylist()
+        ids = [known or text_id(text) for known, text in zip(table[at].to_pylist(), texts, strict=True)]
+        table = table.set_column(at, table.field(at), pa.chunked_array([ids], table.field(at).type))
     return table
 
 

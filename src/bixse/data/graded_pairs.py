@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from bixse.data.columns import (
     checked,
     checked_batches,
     first_rows,
-    needs_ids,
+    lacking_ids,
     numbered,
     numbered_texts,
     text_id,
@@ -37,23 +37,11 @@ if TYPE_CHECKING:
     import datasets
     import pandas
 
-    from bixse.relevance import GradeScale, Kind, Qrels
+    from bixse.data.corpus import JudgedCorpus
+    from bixse.relevance import GradeScale, Kind
 
 TEXTS_HELD = 2**6
 """Number of texts that are read before their memory-mapped pages are released."""
-
-
-class Judged(Protocol):
-    """The parts of a `Collection` that pairs are made of."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def corpus(self) -> Mapping[str, Any]: ...
-    @property
-    def queries(self) -> Mapping[str, str]: ...
-    @property
-    def qrels(self) -> Mapping[str, Qrels]: ...
 
 
 @dataclass(frozen=True)
@@ -100,6 +88,7 @@ class Pairs:
         """False for pairs that are still to be graded: their relevance is 0 and means nothing."""
         self._spooled = spooled
         self._looked_up = 0
+        self._numbers: dict[str, NDArray[np.int32]] = {}
         table = spooled.table
         self.table: pa.Table = table
         """M rows in columns of `SCHEMA`; without ids if none were given."""
@@ -150,7 +139,7 @@ class Pairs:
     def from_checked(cls, spooled: Spool, is_graded: bool = True) -> Pairs:
         """Make pairs from a table in columns of `SCHEMA` whose values are valid; make missing ids from the texts."""
         spooled = Spool(without_empty_columns(spooled.table), spooled.mapping)
-        if needs_ids(spooled.table):
+        if lacking_ids(spooled.table):
             blocks = spooled.table.to_batches(ROWS_PER_BLOCK)
             filled = (with_ids(pa.Table.from_batches([block])).combine_chunks().to_batches() for block in blocks)
             spooled = spool(chain.from_iterable(filled), spooled.table.schema)
@@ -193,7 +182,7 @@ class Pairs:
         return cls.from_arrow(dataset.with_format("arrow")[:])
 
     @classmethod
-    def from_collection(cls, collection: Judged, split: str, scale: GradeScale) -> Pairs:
+    def from_collection(cls, collection: JudgedCorpus, split: str, scale: GradeScale) -> Pairs:
         """Make pairs from the judgements of a split; `scale` maps grades to relevance; others are refused."""
         if split not in collection.qrels:
             raise InputError(
@@ -253,40 +242,29 @@ class Pairs:
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yield the table in blocks of rows, with ids."""
+        present = {*self.table.column_names, "query_id", "document_id"} - (set() if self.is_graded else {"relevance"})
+        names = [name for name in SCHEMA.names if name in present]
         for start in range(0, len(self), ROWS_PER_BLOCK):
-            block = self.table.slice(start, ROWS_PER_BLOCK)
-            columns = {name: block[name] for name in block.column_names}
-            for kind in ("query", "document"):
-                if f"{kind}_id" not in columns:
-                    ids = [text_id(text) for text in block[kind].to_pylist()]
-                    columns[f"{kind}_id"] = pa.chunked_array([ids], pa.large_string())
-            names = [name for name in SCHEMA.names if name in columns and (self.is_graded or name != "relevance")]
-            yield pa.table({name: columns[name] for name in names})
+            yield with_ids(with_columns_of(self.table.slice(start, ROWS_PER_BLOCK), names))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield row dictionaries in order, optional columns included."""
         for block in self.blocks():
             yield from block.to_pylist()
 
-    @cached_property
-    def query_numbers(self) -> NDArray[np.int32]:
-        """The (M,) numbers of the query texts, in order of first appearance."""
-        return numbered_texts(self.table["query"], self.release)
+    def numbers(self, kind: Kind, of_ids: bool = False) -> NDArray[np.int32]:
+        """Return the (M,) numbers of the query or document texts in order of first appearance, computed once.
 
-    @cached_property
-    def document_numbers(self) -> NDArray[np.int32]:
-        """The (M,) numbers of the document texts, in order of first appearance."""
-        return numbered_texts(self.table["document"], self.release)
-
-    def id_numbers(self, kind: Kind) -> NDArray[np.int32]:
-        """Return the (M,) numbers of the query or document ids, which are those of the texts in a table without ids."""
-        if f"{kind}_id" in self.table.column_names:
-            return numbered_texts(self.table[f"{kind}_id"], self.release)
-        return self.query_numbers if kind == "query" else self.document_numbers
+        Those `of_ids` are the numbers of the texts in a table without ids.
+        """
+        name = f"{kind}_id" if of_ids and f"{kind}_id" in self.table.column_names else kind
+        if name not in self._numbers:
+            self._numbers[name] = numbered_texts(self.table[name], self.release)
+        return self._numbers[name]
 
     def other_texts(self, kind: Kind) -> Iterator[tuple[int, int]]:
         """Yield (row, earlier row) for each row whose id has another text in the first row with that id."""
-        ids, texts = self.id_numbers(kind), self.query_numbers if kind == "query" else self.document_numbers
+        ids, texts = self.numbers(kind, of_ids=True), self.numbers(kind)
         first = first_rows(ids)[ids]
         for row in np.flatnonzero(texts != texts[first]).tolist():
             yield row, int(first[row])
@@ -294,7 +272,8 @@ class Pairs:
     def first_rows_of_pairs(self) -> NDArray[np.intp]:
         """Return (M,) the first row with the ids and the task of each row."""
         names, tasks = self.tasks
-        numbers = numbered(self.id_numbers("query").astype(np.int64) << 32 | self.id_numbers("document"))
+        queries, documents = self.numbers("query", of_ids=True), self.numbers("document", of_ids=True)
+        numbers = numbered(queries.astype(np.int64) << 32 | documents)
         if len(names) > 1:
             numbers = numbered(numbers.astype(np.int64) << 32 | tasks)
         return first_rows(numbers)[numbers]
@@ -317,7 +296,7 @@ class Pairs:
 
     def distinct(self, kind: Kind) -> NDArray[np.intp]:
         """Return the row at which each query or document text first appears, in order."""
-        return first_rows(self.query_numbers if kind == "query" else self.document_numbers)
+        return first_rows(self.numbers(kind))
 
     def texts(self, kind: Kind, rows: Iterable[int]) -> list[str]:
         """Return the query or document texts of some rows."""
@@ -337,6 +316,8 @@ class Pairs:
     def select(self, rows: NDArray[Any]) -> Pairs:
         """Return the pairs at these rows: a mask of length M, or row numbers in any order."""
         rows = np.asarray(rows)
+        if rows.dtype == bool and rows.all():
+            return self
         chosen = (
             self.table.filter(pa.array(rows)) if rows.dtype == bool else self.table.take(pa.array(rows, pa.int64()))
         )
@@ -408,7 +389,7 @@ class QueryGroups(Sequence[QueryGroup]):
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
         names, tasks = pairs.tasks
-        groups = numbered(pairs.id_numbers("query").astype(np.int64) * len(names) + tasks)
+        groups = numbered(pairs.numbers("query", of_ids=True).astype(np.int64) * len(names) + tasks)
         self.order: NDArray[np.intp] = np.argsort(groups, kind="stable")
         """(M,) rows of the table, grouped."""
         self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(np.bincount(groups))]).astype(np.int64)

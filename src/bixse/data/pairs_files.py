@@ -140,7 +140,7 @@ def as_pairs(given: Any, graded: bool = True) -> Pairs:
             "table, a list of dictionaries with query and document, or a path; fix: pass the pairs first"
         )
     pairs.is_graded = graded
-    return _checked(pairs, InvalidFileError(Path("pairs")), range(1, len(pairs) + 1))
+    return pairs.select(first_of_repeats(pairs, InvalidFileError(Path("pairs")), range(1, len(pairs) + 1)))
 
 
 def paths_or_pairs(given: Any) -> list[Path] | Pairs:
@@ -203,21 +203,40 @@ def _load(path: Path, columns: Sequence[FileColumn], chosen: range | None = None
 
     # the reader has checked every value
     pairs = Pairs.from_checked(spool(batches(), schema), columns is GRADED_COLUMNS)
-    return _checked(pairs, errors, rows)
+    return pairs.select(first_of_repeats(pairs, errors, rows))
 
 
-def _checked(pairs: Pairs, errors: InvalidFileError, rows: Sequence[int]) -> Pairs:
-    """Return pairs with each pair once; raise the errors, and refuse an id of two texts and a pair of two grades."""
-    named: dict[Kind, Column] = {"query": pairs.query_ids, "document": pairs.document_ids}
-    for kind, ids in named.items():
+def first_of_repeats(
+    pairs: Pairs,
+    errors: InvalidFileError,
+    rows: Sequence[int] | None = None,
+    fix_id: str = "give each text its own id",
+    fix_relevance: str | None = "keep one of the two rows",
+) -> NDArray[np.bool_]:
+    """Return (M,) True for the first row of each pair and task; refuse an id of two texts and a pair of two grades.
+
+    `errors` are raised with them; `rows` are their rows of the file. Without `fix_relevance`, all rows are first ones.
+    """
+
+    def at(row: int) -> str:
+        return f" in row {rows[row]}" if rows is not None else ""
+
+    def add(row: int, column: str, got: str, expected: str, fix: str) -> None:
+        errors.add(rows[row] if rows is not None else None, column, got, expected, fix)
+
+    named: dict[Kind, tuple[Column, Column]] = {
+        "query": (pairs.query_ids, pairs.queries),
+        "document": (pairs.document_ids, pairs.documents),
+    }
+    for kind, (ids, texts) in named.items():
         for row, before in pairs.other_texts(kind):
-            got = f"{shorten(ids[row])} with another text than in row {rows[before]}"
-            errors.add(rows[row], f"{kind}_id", got, f"one {kind} text per id", "give each text its own id")
-    first = pairs.first_rows_of_pairs()
+            got = f"{shorten(ids[row])} for {shorten(texts[row])}, but{at(before)} for {shorten(texts[before])}"
+            add(row, f"{kind}_id", got, f"one {kind} text per id", fix_id)
+    first = np.arange(len(pairs)) if fix_relevance is None else pairs.first_rows_of_pairs()
     for row in np.flatnonzero(pairs.relevance != pairs.relevance[first]).tolist():
+        pair = f"query {shorten(pairs.queries[row])} and document {shorten(pairs.documents[row])}"
         before = int(first[row])
-        got = f"{pairs.relevance[row]} where row {rows[before]} has {pairs.relevance[before]} for the same pair"
-        errors.add(rows[row], "relevance", got, "one relevance per pair", "keep one of the two rows")
+        got = f"{pairs.relevance[row]}, but{at(before)} {pairs.relevance[before]}, for {pair}"
+        add(row, "relevance", got, "one relevance per pair", fix_relevance or "")
     errors.raise_any()
-    once = first == np.arange(len(pairs))
-    return pairs if once.all() else pairs.select(once)
+    return first == np.arange(len(pairs))

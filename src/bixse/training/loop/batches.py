@@ -138,11 +138,11 @@ class KnownGrades:
 
     def __init__(self, pairs: Pairs) -> None:
         groups = pairs.groups()
-        texts = pairs.query_numbers[groups.first_rows].astype(np.int64)
+        texts = pairs.numbers("query")[groups.first_rows].astype(np.int64)
         self.query_of_group: NDArray[np.int32] = numbered(texts * len(pairs.tasks[0]) + groups.tasks)
         """(G,) query number of each group; groups of one task and query text share a number."""
         queries = np.repeat(self.query_of_group, np.diff(groups.offsets)).astype(np.int64)
-        documents = pairs.document_numbers[groups.order]
+        documents = pairs.numbers("document")[groups.order]
         entries = numbered(queries * (int(documents.max(initial=0)) + 1) + documents)
         first = first_rows(entries)
         means = np.bincount(entries, weights=pairs.relevance[groups.order]) / np.bincount(entries)
@@ -227,7 +227,7 @@ class GradedCollator:
         tasks = self.pairs.tasks[1] if rows is None else self.pairs.tasks[1][rows]
         parts: dict[tuple[Kind, str | None], list[NDArray[np.int64]]] = {}
         for kind in KINDS.values():
-            numbers = self.pairs.query_numbers if kind == "query" else self.pairs.document_numbers
+            numbers = self.pairs.numbers(kind)
             numbers = numbers if rows is None else numbers[rows]
             if not isinstance(self.prompts, Instructions):
                 parts[kind, self.prompts.get(kind)] = [np.unique(numbers)]
@@ -269,7 +269,7 @@ class GradedCollator:
 
     def __call__(self, groups: Sequence[DrawnGroup]) -> dict[str, Any]:
         rows = np.concatenate([group.rows for group in groups])
-        numbers = self.pairs.document_numbers[rows]
+        numbers = self.pairs.numbers("document")[rows]
         first = np.sort(np.unique(numbers, return_index=True)[1])
         mine = groups[self.rank :: self.world_size]
         targets, drawn_entries = self._targets(mine, numbers[first])
@@ -312,7 +312,7 @@ class GradedCollator:
             return by_number[np.searchsorted(columns, documents, sorter=by_number)]
 
         drawn_rows = np.repeat(np.arange(len(groups)), [len(group.rows) for group in groups])
-        drawn_columns = column_of(self.pairs.document_numbers[np.concatenate([group.rows for group in groups])])
+        drawn_columns = column_of(self.pairs.numbers("document")[np.concatenate([group.rows for group in groups])])
         drawn_keys = drawn_rows * len(columns) + drawn_columns
         drawn_keys = drawn_keys[np.sort(np.unique(drawn_keys, return_index=True)[1])]
 
@@ -354,7 +354,7 @@ class GradedCollator:
         if not len(rows):  # fewer texts than processes
             nothing = torch.zeros(0, 1, dtype=torch.long)
             return {"input_ids": nothing, "attention_mask": nothing}
-        numbers = self.pairs.query_numbers if kind == "query" else self.pairs.document_numbers
+        numbers = self.pairs.numbers(kind)
         tokens = self.tokens.get((kind, prompt))
         features = None if tokens is None else tokens.features(numbers[rows])
         return features or self.preprocess(self.pairs.texts(kind, rows), prompt=prompt, task=kind)

@@ -271,7 +271,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _diverged(self, step: int, loss: float, numbers: list[list[int]]) -> DivergedError:
         """Write the pairs of a batch, by the numbers of its groups and documents, and return the error."""
         rows = np.concatenate([self.pairs.groups().rows(number) for number in numbers[0]])
-        rows = rows[np.isin(self.pairs.document_numbers[rows], numbers[1])]
+        rows = rows[np.isin(self.pairs.numbers("document")[rows], numbers[1])]
         if self.args.should_save:
             with suppress(StorageError):  # a full disk is not what ended the run
                 lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in self.pairs.select(rows).rows()]
