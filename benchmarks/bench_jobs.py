@@ -208,12 +208,12 @@ class InstantJudge:
 
 def grade_pairs(folder: Path, out: str = "out") -> str:
     """Grade pairs in shards of 50,000, in this process, with a ledger in a folder."""
-    from bixse.files.parquet import row_counts
+    from bixse.data.pairs_files import parquet_pairs
     from bixse.judging.grade import ROWS, grade_into
     from bixse.judging.open_judge import GradeConfig
 
     pairs = folder / "pairs.parquet"
-    engine = {"shards": -(-row_counts([pairs])[0] // ROWS)}
+    engine = {"shards": -(-parquet_pairs(pairs)[1] // ROWS)}
     config = GradeConfig(judge={"name": "instant"}, pairs=pairs, ledger=folder / "ledger", engine=engine)
     assert grade_into(config, InstantJudge(), folder / out).complete
     return bytes_of(folder / "ledger", *(folder / out / name for name in ("judgements.parquet", "pairs.parquet")))

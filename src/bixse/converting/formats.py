@@ -122,8 +122,7 @@ class Format:
     suffixes: tuple[str, ...] = ()  # of the files that are read of a folder; none for one file only
     folder: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names in a folder that is one data set
     is_qrels: bool = False
-    needed: tuple[str, ...] = ()  # columns that a file with a header must have
-    optional: tuple[str, ...] | None = ()  # columns that it may have; None for any
+    columns: tuple[FileColumn, ...] | None = None  # that a file with a header must or may have; None for any
     signs: tuple[str, ...] = ()  # columns by which a file of another source is recognised, unless those needed
     judge: str = "binary labels"  # if a row names none; {file} is the name of the file
     task: str = ""  # "file" or "folder" if its name is the task of rows without one
@@ -136,7 +135,12 @@ class Format:
     def with_columns(self, names: Mapping[str, str]) -> Format:
         """Return the format "table" with its columns under other names."""
         listed = tuple(names.get(name, name) for name in TABLE_COLUMNS)
-        return replace(self, read=partial(table, names=listed), needed=listed[:3], optional=listed[3:])
+        return replace(self, read=partial(table, names=listed), columns=unchecked(listed[:3], listed[3:]))
+
+
+def unchecked(needed: Sequence[str], optional: Sequence[str]) -> tuple[FileColumn, ...]:
+    """Return columns whose values a format checks itself."""
+    return tuple(FileColumn(name, "any", needed=name in needed) for name in (*needed, *optional))
 
 
 FORMATS: dict[str, Format] = {}
@@ -159,7 +163,10 @@ def looks_like(path: Path) -> list[str]:
     # This only looks for a hint: an error here must not replace the first error.
     except (BixseError, OSError):
         return []
-    signs = {name: {*(form.signs or form.needed)} for name, form in FORMATS.items()}
+    signs = {
+        name: {*form.signs} or {column.name for column in form.columns or () if column.needed}
+        for name, form in FORMATS.items()
+    }
     return [name for name, columns in signs.items() if columns and columns <= row.keys()]
 
 
@@ -172,8 +179,9 @@ SCORE_PROBS = ("32B_score_probs", "32B_score_probs_rev")
     citation="huggingface.co/datasets/lightblue/reranker_continuous_filt_max7_train, Apache-2.0",
     licence="Apache-2.0",
     suffixes=(".parquet", ".jsonl"),
-    needed=("question", "context", *SCORE_PROBS),
-    optional=("row_id", "dataset_name", "prob_exp_val", "rev_prob_exp_val"),
+    columns=unchecked(
+        ("question", "context", *SCORE_PROBS), ("row_id", "dataset_name", "prob_exp_val", "rev_prob_exp_val")
+    ),
     scale=(1, 5),
     judge="Qwen/Qwen2.5-32B-Instruct-GPTQ-Int4",
     instructions="paper",
@@ -313,7 +321,6 @@ NEGATIVE = re.compile(r"(negative|neg)(_?\d+)?")
     citation="Reimers and Gurevych 2019, arXiv:1908.10084; sbert.net, dataset overview",
     options=("scale", "score_map"),
     suffixes=(".jsonl", ".parquet", ".csv", ".tsv"),
-    optional=None,
     signs=("anchor", "positive"),
     judge="labels",
 )
@@ -443,8 +450,7 @@ TABLE_COLUMNS = ("query", "document", "grade", "query_id", "document_id", "task"
     options=("scale", "columns"),
     needs_scale=True,
     suffixes=(".jsonl", ".parquet", ".csv", ".tsv"),
-    needed=TABLE_COLUMNS[:3],
-    optional=TABLE_COLUMNS[3:],
+    columns=unchecked(TABLE_COLUMNS[:3], TABLE_COLUMNS[3:]),
     judge="table",
     may_be_empty=True,
 )
@@ -467,8 +473,7 @@ def table(row: SourceRow, names: Sequence[str] = TABLE_COLUMNS) -> Iterator[Judg
     files="graded pairs of bixse: query, document, relevance",
     licence="yours",
     suffixes=(".jsonl", ".parquet", ".csv", ".tsv"),
-    needed=tuple(rule.name for rule in GRADED_COLUMNS if rule.needed),
-    optional=tuple(rule.name for rule in GRADED_COLUMNS if not rule.needed),
+    columns=GRADED_COLUMNS,
     scale=(0, 1),
     judge="",
     has_grade=True,

@@ -151,7 +151,7 @@ class Source:
             judged = qrels_rows(file, errors, several=self.chosen.dedup)
             rows = ((number, dict(zip(QRELS_HEADER, values, strict=True)), 0) for number, *values in judged)
         else:
-            rows = raw_rows(file, errors, form.needed, form.optional)
+            rows = raw_rows(file, errors, form.columns)
         block: list[SourceRow] = []
         size = position = 0
         for number, values, position in rows:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bixse.data.columns import SCHEMA, Column
 from bixse.data.graded_pairs import Pair, Pairs
 from bixse.errors import InputError, InvalidFileError, shorten
-from bixse.files.parquet import footer_hash, row_counts, spool
+from bixse.files.parquet import footer_of, spool
 from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, read_rows, stem_of, write_rows
 from bixse.files.run_folder import in_run
 from bixse.files.values import FileColumn
@@ -94,8 +94,9 @@ def parquet_pairs(path: Path) -> tuple[str, int]:
             "pandas.read_csv(...).to_parquet(...), or leave --shards, --processes and --engine out"
         )
     # the footer holds the position, minimum and maximum of each column: files of any size are hashed in one read
-    known = [[file.name, file.stat().st_size, footer_hash(file)] for file in files]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest(), sum(row_counts(files))
+    hashes, counts = zip(*map(footer_of, files), strict=True)
+    known = [[file.name, file.stat().st_size, digest] for file, digest in zip(files, hashes, strict=True)]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest(), sum(counts)
 
 
 def open_pairs(path: str | Path, rows: range | None = None) -> Pairs:
@@ -239,4 +240,4 @@ def first_of_repeats(
         got = f"{pairs.relevance[row]}, but{at(before)} {pairs.relevance[before]}, for {pair}"
         add(row, "relevance", got, "one relevance per pair", fix_relevance or "")
     errors.raise_any()
-    return first == np.arange(len(pairs))
+    return np.equal(first, np.arange(len(pairs)))

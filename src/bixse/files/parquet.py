@@ -33,11 +33,8 @@ ROWS_PER_BLOCK = 2**16
 def save_table(table: pa.Table | pa.RecordBatchReader, path: Path) -> None:
     """Write a table or its batches atomically with page checksums."""
     with atomic_file(path) as file, table_writer(file, table.schema) as writer:
-        if isinstance(table, pa.Table):
-            writer.write_table(table)
-            return
-        for batch in table:
-            writer.write_batch(batch)
+        for part in [table] if isinstance(table, pa.Table) else table:
+            writer.write(part)
 
 
 def table_writer(target: Path | BinaryIO | pa.BufferOutputStream, schema: pa.Schema) -> pq.ParquetWriter:
@@ -78,12 +75,6 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return file.read(columns=names or None)
 
 
-def column_names(path: Path) -> list[str]:
-    """Return the column names of a Parquet file."""
-    with open_table(path) as file:
-        return list(file.schema_arrow.names)
-
-
 def row_batches(
     file: pq.ParquetFile, columns: Sequence[str], size: int, rows: range | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -101,22 +92,13 @@ def row_batches(
         start = end
 
 
-def row_counts(paths: Sequence[Path]) -> list[int]:
-    """Read the number of rows of each Parquet file from its footer."""
-    counts = []
-    for path in paths:
-        with open_table(path) as file:
-            counts.append(int(file.metadata.num_rows))
-    return counts
-
-
-def footer_hash(path: Path) -> str:
-    """Return the SHA-256 of a Parquet footer: offsets, sizes, minima and maxima of the columns."""
-    with reading(path), path.open("rb") as file:
+def footer_of(path: Path) -> tuple[str, int]:
+    """Return the SHA-256 of a Parquet footer (offsets, sizes, minima and maxima of columns), and the number of rows."""
+    with open_table(path) as table, path.open("rb") as file:
         file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
         file.seek(-8 - length, os.SEEK_END)
-        return hashlib.sha256(file.read(length)).hexdigest()
+        return hashlib.sha256(file.read(length)).hexdigest(), int(table.metadata.num_rows)
 
 
 @dataclass(frozen=True)

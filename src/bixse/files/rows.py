@@ -9,7 +9,7 @@ import json
 import shlex
 import zlib
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeAlias, cast
@@ -53,14 +53,18 @@ class Block:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def by_row(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the number and the values by name of each row."""
+        for number, *values in zip(self.rows, *self.columns.values(), strict=True):
+            yield number, dict(zip(self.columns, values, strict=True))
+
 
 def read_rows(
     path: str | Path, columns: Sequence[FileColumn], errors: InvalidFileError | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     r"""Yield the row number and the checked row for each row of a file; see `read_blocks`."""
     for block in read_blocks(path, columns, errors):
-        for number, *values in zip(block.rows, *block.columns.values(), strict=True):
-            yield number, dict(zip(block.columns, values, strict=True))
+        yield from block.by_row()
 
 
 def read_blocks(
@@ -118,21 +122,17 @@ def _add_repeats(blocks: Iterator[Block], name: str, twice: set[int], errors: In
 
 
 def raw_rows(
-    path: Path, errors: InvalidFileError, needed: Sequence[str] = (), optional: Sequence[str] | None = None
+    path: Path, errors: InvalidFileError, columns: Sequence[FileColumn] | None = None
 ) -> Iterator[tuple[int, dict[str, Any], int]]:
     """Yield row number, row and bytes read without checks, for formats whose keys differ from row to row.
 
-    `needed` are the columns that a header must have, `optional` the columns it may have; None reads all columns.
+    `columns` are those that a file with a header must or may have; None reads all columns.
     """
-    columns = [FileColumn(name, "any") for name in needed]
-    columns += [FileColumn(name, "any", needed=False) for name in optional or ()]
-    chosen = columns if needed or optional is not None else None
-    if checked_format(path) == ".parquet":
-        for block in _parquet_blocks(path, chosen, errors):
-            for number, *values in zip(block.rows, *block.columns.values(), strict=True):
-                yield number, dict(zip(block.columns, values, strict=True)), block.position
+    if (kind := checked_format(path)) == ".parquet":
+        for block in _parquet_blocks(path, columns, errors):
+            yield from ((number, row, block.position) for number, row in block.by_row())
         return
-    rows = _json_rows(path, (), errors) if kind_of(path) == ".jsonl" else _csv_rows(path, chosen, errors)
+    rows = _json_rows(path, (), errors) if kind == ".jsonl" else _csv_rows(path, columns, errors)
     yield from ((number, row, position) for number, row, _, position in rows)
 
 
@@ -360,8 +360,7 @@ def _csv_rows(
             names = next(reader, [])
             if not names:
                 return
-            columns = columns if columns is not None else _all_columns(names)
-            empty = {column.name: "" if column.needed else None for column in columns}
+            empty = {column.name: "" for column in columns or () if column.needed}
             positions = {name: names.index(title) for name, title in _choose(path, names, columns, errors).items()}
             for fields in reader:
                 if not fields:
@@ -371,7 +370,7 @@ def _csv_rows(
                     fix = "put a text that holds the separator, a quote or a line end in double quotes; 0.5, not 0,5"
                     errors.add(number, None, f"{len(fields)} columns", f"{len(names)} as in the header", fix)
                     continue
-                row = {name: fields[position] or empty[name] for name, position in positions.items()}
+                row = {name: fields[position] or empty.get(name) for name, position in positions.items()}
                 yield number, row, sum(map(len, fields)), raw.tell()
         except csv.Error as error:
             fix = 'close every double quote, and write a quote inside a text as ""'
@@ -396,8 +395,7 @@ def _parquet_blocks(
             number += length
             if rows is not None and not (start < rows.stop and rows.start < number):
                 continue
-            names = file.schema_arrow.names
-            chosen = _choose(file_path, names, columns if columns is not None else _all_columns(names), errors)
+            chosen = _choose(file_path, file.schema_arrow.names, columns, errors)
             chosen_rows = None if rows is None else range(rows.start - start, rows.stop - start)
             for first, batch in row_batches(file, list(chosen.values()), BLOCK_ROWS, chosen_rows):
                 values = {name: batch.column(title).to_pylist() for name, title in chosen.items()}
@@ -406,15 +404,13 @@ def _parquet_blocks(
         read += size
 
 
-def _all_columns(names: Sequence[str]) -> list[FileColumn]:
-    return [FileColumn(name, "any", needed=False) for name in dict.fromkeys(names)]
-
-
 def _choose(
-    path: Path, names: Sequence[str], columns: Sequence[FileColumn], errors: InvalidFileError
+    path: Path, names: Sequence[str], columns: Sequence[FileColumn] | None, errors: InvalidFileError
 ) -> dict[str, str]:
-    """Map each column to its name in the header; raise for a missing needed column or a name used twice."""
+    """Map each column (None: all) to its name in the header; raise for a missing needed one or a name used twice."""
     chosen: dict[str, str] = {}
+    if columns is None:
+        columns = [FileColumn(name, "any", needed=False) for name in dict.fromkeys(names)]
     errors.columns |= dict.fromkeys(names)
     for column in columns:
         title = _name_in(column, names)
@@ -471,7 +467,11 @@ def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None
     if kind == ".parquet":
         save_table(table, path)
         return
-    with atomic_file(path) as file, _text(file, path) as text:
+    with atomic_file(path) as file, ExitStack() as stack:
+        if path.suffix.lower() == ".gz":  # without name and time, equal rows give equal bytes
+            packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0)
+            file = cast("BinaryIO", stack.enter_context(packed))
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         write = csv.writer(text, delimiter="\t" if kind == ".tsv" else ",", lineterminator="\r\n").writerow
         if kind != ".jsonl":
             write(table.schema.names)
@@ -481,15 +481,4 @@ def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None
                     text.write(json.dumps(row, ensure_ascii=False) + "\n")
                 else:
                     write([json.dumps(value) if isinstance(value, list) else value for value in row.values()])
-
-
-@contextmanager
-def _text(file: BinaryIO, path: Path) -> Iterator[TextIO]:
-    # without name and time, equal rows give equal bytes
-    packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) if path.suffix.lower() == ".gz" else None
-    text = io.TextIOWrapper(cast("BinaryIO", packed or file), encoding="utf-8", newline="")
-    yield text
-    text.flush()
-    text.detach()  # a collected wrapper would close the file of the caller
-    if packed is not None:
-        packed.close()
+        text.detach()  # a collected wrapper would close the file
