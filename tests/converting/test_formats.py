@@ -25,23 +25,13 @@ def opened(name, path, **options):
 
 
 def read(source):
-    """The judgements of a source in file order; the errors of a file are raised after its last row."""
-    lists, judgements = [], []
-
-    def errors_of(file):
-        lists.append(InvalidFileError(file))
-        return lists[-1]
-
-    def unheard(file, position):
-        pass
-
-    with tempfile.TemporaryDirectory() as folder, source.texts(Path(folder), errors_of, unheard):
-        for errors in lists:
+    """The judgements of a source in file order; the errors of texts are raised first, those of rows after the last."""
+    with tempfile.TemporaryDirectory() as folder, source.texts(Path(folder)):
+        for errors in source.errors:
             errors.raise_any()
-        for file in source.files:
-            for block in source.read(file, errors_of(file), unheard):
-                judgements += block
-            lists[-1].raise_any()
+        judgements = [judgement for block in source.judgements() for judgement in block]
+        for errors in source.errors:
+            errors.raise_any()
     return judgements
 
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import gc
-import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import yaml
 
 from bixse.converting.formats import looks_like
-from bixse.converting.source import Source
+from bixse.converting.source import ERRORS, Bar, Source
 from bixse.converting.transforms import BINS, PairColumns, TransformReport, reported
 from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import first_of_repeats
 from bixse.data.run import Run, open_run
-from bixse.errors import InputError, InvalidFileError, RowError
+from bixse.errors import InputError, InvalidFileError
 from bixse.files.files import alone_in, hash_files, interruptible, move_into, storage_errors, write_atomically
 from bixse.files.parquet import table_writer
 
@@ -90,18 +89,18 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
         (2, ['pairs.parquet', 'train.yaml'])
     """
     with interruptible(), _seldom_collected():
-        work = _Conversion(Source(settings), progress)
+        source = Source(settings, progress)
         if out is None:
             with tempfile.TemporaryDirectory() as folder:
-                return work.run(Path(folder), None)
-        inputs = work.source.inputs()
-        hashes = hash_files(inputs, _Bar(progress, "hash", inputs.values()).advance)
+                return _converted(source, Path(folder), None, progress)
+        inputs = source.inputs()
+        hashes = hash_files(inputs, Bar(progress, "hash", inputs.values()).advance)
         config = settings.model_dump(mode="json")
         record = open_run(Path(out), "convert", config, hashes, paths=settings.path_settings())
         if record.status == "finished":
             return record.result(ConvertResult, lambda result: result.files)
         with _work_folder(Path(out)) as folder:
-            return work.run(folder, record)
+            return _converted(source, folder, record, progress)
 
 
 @contextmanager
@@ -115,125 +114,79 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-@dataclass
-class _Conversion:
-    """One reading of a source."""
+def _converted(source: Source, folder: Path, record: Run | None, progress: ProgressBars | None) -> ConvertResult:
+    """Convert in a work folder; without a record, write nothing."""
+    look, times = record is None, [time.perf_counter()]
+    with storage_errors(folder), source.texts(folder):
+        if source.total and not look and not source.chosen.skip_invalid:
+            _refuse(source, 0, look)  # rows that name these texts would fail too
+        pairs = Pairs.from_arrow(_batches(source))
+    times.append(time.perf_counter())
+    shown = _refuse(source, len(pairs), look)
+    parts, applied = select(pairs, source.chosen)
+    counts = {name: _counts(pairs, columns) for name, columns in parts.items()}
+    times.append(time.perf_counter())
+    written: dict[str, Path] = {}
+    if record is not None:
+        step = progress("write", sum(map(len, parts.values()))) if progress is not None else None
+        written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
+                   for name, columns in parts.items()}  # fmt: skip
+        written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", source, counts)
+        written |= {ERRORS_FILE: folder / ERRORS} if source.total else {}
+    times.append(time.perf_counter())
+    about = {"name": source.name, "citation": source.form.citation, "licence": source.form.licence}
+    result = ConvertResult(
+        source={**about, "settings": dict(source.settings), "files": source.counts},
+        judgements=sum(source.statuses.values()),
+        statuses=dict(source.statuses),
+        errors=source.total,
+        parts=counts,
+        transforms=[asdict(done) for done in applied],
+        files={name: _WHAT.get(name, "graded pairs") for name in written},
+        warnings=source.warnings(),
+        errors_shown=shown,
+    )
+    if record is not None:
+        # From here on files appear in the output folder, which the record must claim first.
+        for name, seconds in zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True):
+            record.timings[name] += seconds
+        record.save("running")
+        with storage_errors(folder):
+            for name, file in written.items():
+                move_into(file, record.folder / name)
+        record.results = asdict(result)
+        record.save("finished")
+    return result
 
-    source: Source
-    progress: ProgressBars | None
-    errors: list[InvalidFileError] = field(default_factory=list)
-    """Errors per file, in reading order."""
-    files: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """Counts of judgements and errors per file of rows."""
 
-    def run(self, folder: Path, record: Run | None) -> ConvertResult:
-        """Convert in a work folder; without a record, write nothing."""
-        times = [time.perf_counter()]
-        with (
-            storage_errors(folder),
-            (folder / "errors").open("w", encoding="utf-8") as out,
-            closing(self._read(folder, out, record is None)) as batches,
-        ):
-            pairs = Pairs.from_arrow(batches)
-        times.append(time.perf_counter())
-        shown = self._refuse(len(pairs), look=record is None)
-        parts, applied = select(pairs, self.source.chosen)
-        counts = {name: _counts(pairs, columns) for name, columns in parts.items()}
-        times.append(time.perf_counter())
-        written: dict[str, Path] = {}
-        if record is not None:
-            step = self.progress("write", sum(map(len, parts.values()))) if self.progress is not None else None
-            written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
-                       for name, columns in parts.items()}  # fmt: skip
-            written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", self.source, counts)
-            written |= {ERRORS_FILE: folder / "errors"} if self.total else {}
-        times.append(time.perf_counter())
-        source = self.source
-        about = {"name": source.name, "citation": source.form.citation, "licence": source.form.licence}
-        result = ConvertResult(
-            source={**about, "settings": dict(source.settings), "files": self.files},
-            judgements=sum(source.statuses.values()),
-            statuses=dict(source.statuses),
-            errors=self.total,
-            parts=counts,
-            transforms=[asdict(done) for done in applied],
-            files={name: _WHAT.get(name, "graded pairs") for name in written},
-            warnings=source.warnings(),
-            errors_shown=shown,
+def _batches(source: Source) -> Iterator[pa.RecordBatch]:
+    """Yield the graded pairs of all files in order."""
+    for judgements in source.judgements():
+        graded = [item for item in judgements if item.status == "graded"]
+        yield pa.RecordBatch.from_pydict({n: [getattr(item, n) for item in graded] for n in SCHEMA.names}, SCHEMA)
+
+
+def _refuse(source: Source, rows: int, look: bool) -> str:
+    """Refuse errors, and no rows; return the errors of a dry run, which only looks."""
+    shown = ""
+    if source.total and (look or not source.chosen.skip_invalid):
+        invalid = [errors for errors in source.errors if errors.total]
+        messages = [*source.unjoined(), *(str(errors) for errors in invalid[:_FILES_SHOWN])]
+        if rest := invalid[_FILES_SHOWN:]:
+            messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
+        other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
+        fixes = [f"the first file looks like the source {' or '.join(other)}: name it"] if other else []
+        fixes += ["correct these rows, or leave them out and keep a list of them: --skip-invalid"] if rows else []
+        shown = "\n".join([*messages, *(f"fix: {fix}" for fix in fixes)])
+        if not look or not rows:
+            raise InputError(shown)
+    if not rows:
+        messages = [f"{count} {status}" for status, count in source.statuses.most_common()]
+        raise InputError(
+            f"{source.path}: got {', '.join(messages) or 'no rows'} and no pair with a grade; expected "
+            f"{source.form.files}; fix: check the export, or the scale if the grades lie outside it"
         )
-        if record is not None:
-            # From here on files appear in the output folder, which the record must claim first.
-            for name, seconds in zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True):
-                record.timings[name] += seconds
-            record.save("running")
-            with storage_errors(folder):
-                for name, file in written.items():
-                    move_into(file, record.folder / name)
-            record.results = asdict(result)
-            record.save("finished")
-        return result
-
-    @property
-    def total(self) -> int:
-        return sum(errors.total for errors in self.errors)
-
-    def _read(self, folder: Path, out: TextIO, look: bool) -> Generator[pa.RecordBatch]:
-        """Yield the graded pairs of all files in order, and count those of each file; write all errors to `out`."""
-        source, names = self.source, {file: name for name, file in self.source.inputs().items()}
-
-        def errors_of(file: Path) -> InvalidFileError:
-            self.errors.append(_WrittenError(file, names[file], out))
-            return self.errors[-1]
-
-        bar = _Bar(self.progress, "read texts", (*source.corpus, *source.queries))
-        with source.texts(folder, errors_of, bar.reached):
-            if self.total and not look and not self.source.chosen.skip_invalid:
-                self._refuse(0, look)  # rows that name these texts would fail too
-            bar = _Bar(self.progress, f"read {source.name}", source.files)
-            for file in source.files:
-                errors, before = errors_of(file), source.statuses.copy()
-                for judgements in source.read(file, errors, bar.reached):
-                    graded = [item for item in judgements if item.status == "graded"]
-                    columns = {name: [getattr(item, name) for item in graded] for name in SCHEMA.names}
-                    yield pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
-                bar.reached(file, file.stat().st_size)
-                new = source.statuses - before
-                counts = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
-                self.files[names[file]] = counts
-
-    def _refuse(self, rows: int, look: bool) -> str:
-        """Refuse errors, and no rows; return the errors of a dry run, which only looks."""
-        source, shown = self.source, ""
-        if self.total and (look or not self.source.chosen.skip_invalid):
-            invalid = [errors for errors in self.errors if errors.total]
-            messages = [*source.unjoined(), *(str(errors) for errors in invalid[:_FILES_SHOWN])]
-            if rest := invalid[_FILES_SHOWN:]:
-                messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
-            other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
-            fixes = [f"the first file looks like the source {' or '.join(other)}: name it"] if other else []
-            fixes += ["correct these rows, or leave them out and keep a list of them: --skip-invalid"] if rows else []
-            shown = "\n".join([*messages, *(f"fix: {fix}" for fix in fixes)])
-            if not look or not rows:
-                raise InputError(shown)
-        if not rows:
-            messages = [f"{count} {status}" for status, count in source.statuses.most_common()]
-            raise InputError(
-                f"{source.path}: got {', '.join(messages) or 'no rows'} and no pair with a grade; expected "
-                f"{source.form.files}; fix: check the export, or the scale if the grades lie outside it"
-            )
-        return shown
-
-
-class _WrittenError(InvalidFileError):
-    """The errors of one file, each also written to a file of JSON lines."""
-
-    def __init__(self, path: Path, name: str, out: TextIO) -> None:
-        super().__init__(path)
-        self._name, self._out = name, out
-
-    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
-        super().add(row, column, got, expected, fix)
-        self._out.write(json.dumps({"file": self._name, **asdict(RowError(row, column, got, expected, fix))}) + "\n")
+    return shown
 
 
 def select(pairs: Pairs, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
@@ -316,20 +269,3 @@ def _work_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(state, ignore_errors=True)
             with suppress(OSError):
                 out.rmdir()  # fails unless nothing was written
-
-
-class _Bar:
-    """A progress bar over the bytes of several files."""
-
-    def __init__(self, progress: ProgressBars | None, title: str, files: Iterable[Path]) -> None:
-        total = sum(file.stat().st_size for file in files if file.is_file())
-        self._step = progress(title, total) if progress is not None and total else None
-        self._reached: dict[Path, int] = {}
-
-    def advance(self, count: int) -> None:
-        if self._step is not None and count > 0:
-            self._step(count)
-
-    def reached(self, file: Path, position: int) -> None:
-        self.advance(position - self._reached.get(file, 0))
-        self._reached[file] = max(position, self._reached.get(file, 0))

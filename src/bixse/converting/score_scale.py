@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -121,24 +120,6 @@ def map_scores(scores: NDArray[Any] | float, score_map: ScoreMap) -> NDArray[np.
             return np.asarray(expit(score_map.slope * scores + score_map.intercept), dtype=np.float64)
     shares = scores / 100.0 if score_map.kind == "percent" else scores
     return np.clip(shares, 0.0, 1.0)  # only removes rounding errors: scores further out are refused
-
-
-class FileScores:
-    """The scores of a file, positives and negatives apart: 8 bytes per score."""
-
-    def __init__(self) -> None:
-        self.positive, self.negative = array("d"), array("d")
-        self.crossed = 0
-        """Number of rows that score a negative above a positive."""
-
-    def add(self, judgements: Sequence[Judgement]) -> None:
-        """Add the scores of a row."""
-        positive, negative = (
-            [item.score for item in judgements if item.label == label and item.score is not None] for label in (1, 0)
-        )
-        self.positive.extend(positive)
-        self.negative.extend(negative)
-        self.crossed += bool(positive and negative and max(negative) > min(positive))
 
 
 class Grading:

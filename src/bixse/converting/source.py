@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import string
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bixse.converting.formats import ABSENT, FILL, FORMATS, Format, Judgement, SourceRow
-from bixse.converting.score_scale import FileScores, Grading, check_scores
+from bixse.converting.score_scale import Grading, check_scores
 from bixse.data.columns import text_id
 from bixse.data.joined import Unjoined
 from bixse.data.trec import QRELS_HEADER, qrels_rows
-from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
+from bixse.errors import InputError, InvalidFileError, RowError, did_you_mean, shorten
 from bixse.files.files import storage_errors
 from bixse.files.rows import files_of, other_form, raw_rows, stem_of
 
 if TYPE_CHECKING:
     from bixse.converting.convert_settings import ConvertSettings
     from bixse.converting.texts import TextsById
+    from bixse.progress import ProgressBars
 
-Reached: TypeAlias = Callable[[Path, int], None]
-"""A callback that gets a file and the number of bytes read."""
+ERRORS = "errors"
+"""Name of the file of all errors, as JSON lines, in the work folder."""
 ROWS_AT_ONCE = 40_000
 """Maximum number of rows whose texts are looked up together: each look-up reads all ids of the corpus."""
 CHARACTERS_AT_ONCE = 1 << 22
@@ -36,13 +40,18 @@ _PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
 class Source:
     """A file or folder of judgements in one of the `FORMATS`, which is read once.
 
-    A judgement that cannot be used has a status and no grade. A row that cannot be read is an error. All errors of a
-    file are raised together at its end, so results are valid only after the last row.
+    A judgement that cannot be used has a status and no grade. A row that cannot be read is an error in `errors`, so
+    results are valid only after the last row.
     """
 
-    def __init__(self, settings: ConvertSettings) -> None:
+    def __init__(self, settings: ConvertSettings, progress: ProgressBars | None = None) -> None:
         self.chosen, self.name, self.path = settings, settings.source, settings.path
         self.form = FORMATS[self.name].with_columns(settings.columns) if settings.columns else FORMATS[self.name]
+        self.errors: list[InvalidFileError] = []
+        """Errors per file, in reading order."""
+        self.counts: dict[str, Mapping[str, int]] = {}
+        """Counts of judgements and errors per file of rows, by its name in `inputs`."""
+        self._progress = progress
         self._warnings: list[str] = []
         form, folder = self.form, self.form.folder
         if folder:
@@ -56,13 +65,15 @@ class Source:
             )
         if form.tasks:
             self.files, self._warnings = known_files(form, self.path, self.files)
+        self._names = {file: name for name, file in self.inputs().items()}
         self.grading = Grading(settings, self.form)
         self.scale = self.grading.scale
         self.statuses: Counter[str] = Counter()
         """Number of judgements per status."""
-        self._notes: Counter[str] = Counter()
+        self._notes: Counter[tuple[str, str]] = Counter()
+        """File or folder, and what its warning counts -> the count."""
         self._texts: dict[str, TextsById] = {}
-        self._rows = self._ignored = 0
+        self._rows = 0
         self._lost: dict[str, tuple[int, str]] = {}
         """Kind of a text -> number of rows with an id that is not among the texts, and the first such id."""
 
@@ -89,54 +100,79 @@ class Source:
                 inputs[f"{kind}/{number}/{file.name}" if names[file.name] > 1 else f"{kind}/{file.name}"] = file
         return inputs
 
+    @property
+    def total(self) -> int:
+        """Return the number of errors so far."""
+        return sum(errors.total for errors in self.errors)
+
     @contextmanager
-    def texts(self, folder: Path, errors_of: Callable[[Path], InvalidFileError], reached: Reached) -> Iterator[None]:
-        """Read the texts that rows name by id, into databases in `folder` that are open until the end."""
+    def texts(self, folder: Path) -> Iterator[None]:
+        """Read the texts that rows name by id, into databases in `folder` that are open until the end.
+
+        All errors, those of the rows too, are written to a file there.
+        """
         from bixse.converting.texts import DOCUMENT, QUERY, TextsById, texts_in
 
-        with ExitStack() as stack, storage_errors(folder):
+        bar = Bar(self._progress, "read texts", (*self.corpus, *self.queries))
+        with storage_errors(folder), (folder / ERRORS).open("w", encoding="utf-8") as self._log, ExitStack() as stack:
             for kind, files, columns in (("document", self.corpus, DOCUMENT), ("query", self.queries, QUERY)):
                 if not files:
                     continue
                 self._texts[kind] = texts = TextsById(folder / kind)
                 stack.callback(texts.database.close)
-                lists = [errors_of(file) for file in files]
+                lists = [self._errors_of(file) for file in files]
                 for number, (file, errors) in enumerate(zip(files, lists, strict=True)):
-                    texts.add(number, texts_in(file, columns, errors, partial(reached, file)))
+                    texts.add(number, texts_in(file, columns, errors, partial(bar.reached, file)))
                 for number, row, name in texts.repeated():
                     fix = "give each text its own id, or drop the repeat"
                     lists[number].add(row, "id", f"{shorten(name)} again with another text", "one text per id", fix)
             yield
 
-    def read(self, file: Path, errors: InvalidFileError, reached: Reached) -> Iterator[list[Judgement]]:
-        """Yield the judgements of a file in blocks; `errors` takes the unreadable rows.
+    def _errors_of(self, file: Path) -> InvalidFileError:
+        self.errors.append(_WrittenError(file, self._names[file], self._log))
+        return self.errors[-1]
 
-        Raise InputError if the file cannot be read, or its scores carry no grades.
+    def judgements(self) -> Iterator[list[Judgement]]:
+        """Yield the judgements of all files in blocks, while `texts` is open.
+
+        Raise InputError if a file cannot be read, or its scores carry no grades.
         """
-        scores, off_scale = FileScores(), list[tuple[float, object]]()
+        bar = Bar(self._progress, f"read {self.name}", self.files)
+        for file in self.files:
+            errors, before = self._errors_of(file), self.statuses.copy()
+            yield from self._read(file, errors, partial(bar.reached, file))
+            bar.reached(file, file.stat().st_size)
+            new = self.statuses - before
+            counts = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
+            self.counts[self._names[file]] = counts
+
+    def _read(self, file: Path, errors: InvalidFileError, reached: Callable[[int], None]) -> Iterator[list[Judgement]]:
+        """Yield the judgements of a file in blocks; `errors` takes the unreadable rows."""
+        scores, off_scale = (array("d"), array("d")), list[tuple[float, object]]()
         task = {"file": task_name(file), "folder": self.path.resolve().name}.get(self.form.task)
         task, judge = self.form.tasks.get(task or "", task), self.form.judge.replace("{file}", file.stem)
         for rows, position in self._blocks(file, errors):
-            reached(file, position)
+            reached(position)
             self._look_up(rows)
             usable: list[Judgement] = []
             for row in rows:
                 for column, *fault in sorted(row.errors):
                     errors.add(row.number, column or None, *fault)
                 if row.note:
-                    self._notes[row.note] += 1
+                    self._notes[self.path.name, f"rows {row.note}"] += 1
                 if row.errors:
                     continue
                 usable += row.judgements
-                if self.form.needs_map:
-                    scores.add(row.judgements)
+                if self.form.needs_map and self.grading.teacher is not None:
+                    self._see(file, row.judgements, scores)
                 if self.chosen.scale is not None:
                     off = (item for item in row.judgements if item.status == "off-scale")
                     off_scale += [(item.score or 0.0, row.number) for item in off]
             for item in usable:
                 self._complete(item, task, judge)
             if self.grading.is_binary:
-                self._ignored += sum(item.score is not None and item.label is not None for item in usable)
+                ignored = sum(item.score is not None and item.label is not None for item in usable)
+                self._notes[self.path.name, "texts have scores, which the map 'binary' ignores"] += ignored
             self._rows += len(rows)
             self.statuses.update(item.status for item in usable)
             yield usable
@@ -208,22 +244,25 @@ class Source:
             item.document_id = text_id(item.document)
         item.task, item.judge = self.chosen.task or item.task or task, item.judge or judge or None
 
-    def _tell(self, file: Path, scores: FileScores, invalid: bool) -> None:
+    def _see(self, file: Path, row: Sequence[Judgement], scores: tuple[array[float], array[float]]) -> None:
+        """Add the scores of a row to those of the positives and the negatives of its file: 8 bytes per score."""
+        high, low = ([item.score for item in row if item.label == label and item.score is not None] for label in (1, 0))
+        scores[0].extend(high)
+        scores[1].extend(low)
+        crossed = bool(high and low and max(low) > min(high))
+        self._notes[file.name, "rows score a negative above a positive"] += crossed
+
+    def _tell(self, file: Path, scores: tuple[array[float], array[float]], invalid: bool) -> None:
         """Add warnings on the scores of a file and on its name."""
-        if not self.form.needs_map:
-            return
-        teacher = self.grading.teacher
-        if teacher is not None and (scores.positive or scores.negative):
+        if any(scores) and self.grading.teacher is not None:
             try:
-                warnings = check_scores(scores.positive, scores.negative, teacher, f"scores of {file.name}")
+                warnings = check_scores(*scores, self.grading.teacher, f"scores of {file.name}")
             except InputError as error:
                 if not invalid:
                     raise
                 warnings = [str(error)]  # rows with errors are missing, so the other scores may be all equal
-            if scores.crossed:
-                warnings.append(f"{scores.crossed} rows score a negative above a positive")
             self._warnings += [f"{file.name}: {warning}" for warning in warnings]
-        if task_name(file) != stem_of(file):
+        if self.form.needs_map and task_name(file) != stem_of(file):
             self._warnings.append(
                 f"{file.name}: marked as without in-batch negatives: rows of one file answer each other's queries; "
                 "train these tasks separately, with a loss that compares only the documents of one query"
@@ -244,10 +283,37 @@ class Source:
             counts = ", ".join(f"{count} {status}" for status, count in unusable.items())
             total = f"{sum(unusable.values())} of {sum(self.statuses.values())}"
             warnings.append(f"{name}: {total} judgements carry no grade ({counts})")
-        warnings += [f"{self.path.name}: {count} rows {note}" for note, count in self._notes.items()]
-        if self._ignored:
-            warnings.append(f"{self.path.name}: {self._ignored} texts have scores, which the map 'binary' ignores")
+        warnings += [f"{name}: {count} {note}" for (name, note), count in self._notes.items() if count]
         return [*warnings, *self._warnings]
+
+
+class _WrittenError(InvalidFileError):
+    """The errors of one file, each also written to a file of JSON lines."""
+
+    def __init__(self, path: Path, name: str, out: TextIO) -> None:
+        super().__init__(path)
+        self._name, self._out = name, out
+
+    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
+        super().add(row, column, got, expected, fix)
+        self._out.write(json.dumps({"file": self._name, **asdict(RowError(row, column, got, expected, fix))}) + "\n")
+
+
+class Bar:
+    """A progress bar over the bytes of several files."""
+
+    def __init__(self, progress: ProgressBars | None, title: str, files: Iterable[Path]) -> None:
+        total = sum(file.stat().st_size for file in files if file.is_file())
+        self._step = progress(title, total) if progress is not None and total else None
+        self._reached: dict[Path, int] = {}
+
+    def advance(self, count: int) -> None:
+        if self._step is not None and count > 0:
+            self._step(count)
+
+    def reached(self, file: Path, position: int) -> None:
+        self.advance(position - self._reached.get(file, 0))
+        self._reached[file] = max(position, self._reached.get(file, 0))
 
 
 def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None) -> Path:
