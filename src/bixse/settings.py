@@ -22,6 +22,7 @@ from typing import (
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     StringConstraints,
     ValidationError,
@@ -40,8 +41,6 @@ else:
     ModelMetaclass = type(BaseModel)  # pydantic has no public name for it
 
 
-PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
-"""Name of a part of a split, and of its file."""
 EXPECTED = {
     "path_type": "a path",
     "tuple_type": "a list",
@@ -253,6 +252,12 @@ def named_words(value: Any) -> Any:
     if len({name for name, _, _ in words}) < len(words) or not all(text for _, _, text in words):
         raise ValueError("expected NAME=VALUE, each name once; fix: as in train=0.8 test=0.2, or query=search")
     return {name: text for name, _, text in words}
+
+
+PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
+"""Name of a part of a split, and of its file."""
+Shares: TypeAlias = Annotated[dict[PartName, float], BeforeValidator(named_words), Flag(metavar="PART=SHARE")]
+"""Part of a split -> its share."""
 
 
 def map_paths(value: Any, change: Callable[[Path], Path]) -> Any:

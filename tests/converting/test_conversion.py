@@ -107,13 +107,12 @@ def test_transforms_of_files_equal_those_of_tables_in_memory(pairs, run, tmp_pat
     steps = [transforms.WithoutDuplicates(), transforms.LabelNoise(0.6, 5), transforms.KeepFrom(0.2)]
     for step in (*steps, transforms.Sample(30, 5), transforms.Binarise(0.5)):
         table = transforms.transformed(table, step, record)
-    split = transforms.SplitByQuery(shares, 5)
-    columns = transforms.PairColumns.of(table, split.needs)
-    parts = {name: part.selected(table) for name, part in split.parts(columns).items()}
+    columns = transforms.PairColumns.of(table, ["query"])
+    parts = {name: part.selected(table) for name, part in transforms.split_by_query(columns, shares, 5).items()}
     for name, part in parts.items():
         assert list(load_graded_pairs(tmp_path / "out" / f"{name}.parquet").rows()) == list(part.rows())
     sizes = {name: len(part) for name, part in parts.items()}
-    assert [report["notes"] for report in result.transforms] == [*(report.notes for report in record), sizes]
+    assert [report.notes for report in result.transforms] == [*(report.notes for report in record), sizes]
     assert record[1].notes["swapped"] > 2
     assert yaml.safe_load((tmp_path / "out" / "train.yaml").read_text())["pairs"] == "train.parquet"
 
@@ -170,7 +169,7 @@ def test_repeated_pair_is_written_once(run):
     rows = [{"anchor": "q", "positive": "p", "negative": f"n{i}"} for i in range(3)]
     result, table = run("sentence-transformers", rows)
     (report,) = result.transforms
-    assert (report["name"], report["rows_before"], report["rows_after"]) == ("repeats written once", 6, len(table))
+    assert (report.name, report.rows_before, report.rows_after) == ("repeats written once", 6, len(table))
     assert len(table) == 4
 
 

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
+from bixse.converting import transforms
 from bixse.converting.score_scale import ScoreMap, check_scores, looks_like, map_scores, parse_score_map
 from bixse.converting.transforms import (
     Binarise,
@@ -15,11 +16,11 @@ from bixse.converting.transforms import (
     LabelNoise,
     PairColumns,
     Sample,
-    SplitByQuery,
     TransformReport,
     WithoutDuplicates,
     transformed,
 )
+from bixse.data.draws import check_shares
 from bixse.data.graded_pairs import Pairs
 from bixse.errors import InputError
 from bixse.relevance import GradeScale
@@ -30,8 +31,7 @@ def of_queries(pairs, names):
 
 
 def split_by_query(pairs, shares, seed=0):
-    split = SplitByQuery(shares, seed)
-    parts = split.parts(PairColumns.of(pairs, split.needs))
+    parts = transforms.split_by_query(PairColumns.of(pairs, ["query"]), shares, seed)
     return {name: part.selected(pairs) for name, part in parts.items()}
 
 
@@ -220,8 +220,8 @@ OUT_OF_RANGE = [
     (lambda size: transformed(graded(3), Sample(size)), 0, -1, 10),
     (lambda seed: LabelNoise(0.1, seed), -1, 2**32),
     (lambda seed: Sample(1, seed), -1, 2**32),
-    (lambda seed: SplitByQuery({"a": 1.0}, seed), -1, 2**32),
-    (SplitByQuery, {}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 0.5, "b": math.nan}),
+    (lambda seed: check_shares({"a": 1.0}, seed), -1, 2**32),
+    (lambda shares: check_shares(shares, 0), {}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 0.5, "b": math.nan}),
 ]
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import bixse
-from bixse.converting.transforms import PairColumns, SplitByQuery
+from bixse.converting.transforms import PairColumns, split_by_query
 from bixse.data.collection import Collection, load_collection, save_collection
 from bixse.data.given import page_text
 from bixse.errors import InputError, InvalidFileError
@@ -275,7 +275,7 @@ def test_split_depends_on_texts_and_seed_alone_and_is_that_of_convert():
     assert small.qrels != questions(50).split(**SHARES).qrels
     pairs = bixse.Pairs.from_collection(questions(50), "test", GradeScale(0, 1))
     columns = PairColumns.of(pairs, ("query",))
-    for side, part in SplitByQuery(SHARES, 3).parts(columns).items():
+    for side, part in split_by_query(columns, SHARES, 3).items():
         assert {pairs.query_ids[row] for row in part.rows.tolist()} == set(small.qrels[side])
 
 

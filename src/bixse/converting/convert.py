@@ -18,7 +18,7 @@ import yaml
 
 from bixse.converting.formats import looks_like
 from bixse.converting.source import ERRORS, Bar, Source
-from bixse.converting.transforms import BINS, PairColumns, TransformReport, reported
+from bixse.converting.transforms import BINS, Key, PairColumns, TransformReport, split_by_query
 from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import first_of_repeats
@@ -52,7 +52,7 @@ class ConvertResult:
     errors: int
     parts: Mapping[str, Mapping[str, Any]]
     """Part -> rows, queries, rows per task, and a histogram of relevance in tenths."""
-    transforms: list[Mapping[str, Any]]
+    transforms: list[TransformReport]
     files: Mapping[str, str]
     """Output file -> content."""
     warnings: list[str] = field(default_factory=list)
@@ -141,7 +141,7 @@ def _converted(source: Source, folder: Path, record: Run | None, progress: Progr
         statuses=dict(source.statuses),
         errors=source.total,
         parts=counts,
-        transforms=[asdict(done) for done in applied],
+        transforms=applied,
         files={name: _WHAT.get(name, "graded pairs") for name in written},
         warnings=source.warnings(),
         errors_shown=shown,
@@ -194,31 +194,32 @@ def select(pairs: Pairs, settings: ConvertSettings) -> tuple[dict[str, PairColum
     fix_id = "--text-ids makes ids from the texts, or give each text its own id"
     fix = None if settings.dedup else "--dedup takes their mean, or correct the file"
     first = first_of_repeats(pairs, InvalidFileError(settings.path), fix_id=fix_id, fix_relevance=fix)
-    transforms, split = settings.transforms(), settings.parts()
-    keys = [key for step in (*transforms, split) if step is not None for key in step.needs]
-    columns = PairColumns.of(pairs, dict.fromkeys(keys))
+    transforms = settings.transforms()
+    keys: list[Key] = [key for transform in transforms for key in transform.needs]
+    columns = PairColumns.of(pairs, dict.fromkeys([*keys, "query"] if settings.split else keys))
     applied: list[TransformReport] = []
     if not first.all():
         columns = columns.take(first)
         applied.append(TransformReport("repeats written once", {}, len(pairs), len(columns)))
     for transform in transforms:
-        after, notes = transform.apply(columns)
-        applied.append(reported(transform, columns, after, notes))
+        after, report = transform.run(columns)
+        applied.append(report)
         if not len(after):
             raise InputError(
                 f"{transform.name}: got no pair left of {len(columns)}; expected at least one; fix: loosen it "
                 "(--dry-run shows the relevances)"
             )
         columns = after
-    if split is None:
+    if not settings.split:
         return {WHOLE: columns}, applied
-    parts = split.parts(columns)
+    parts = split_by_query(columns, settings.split, settings.seed)
     if empty := [name for name, part in parts.items() if not len(part)]:
         raise InputError(
             f"--split: got no query for {', '.join(empty)} among {len(columns)} pairs; expected some in every "
             "part; fix: give other shares, or another --seed"
         )
-    return parts, [*applied, reported(split, columns, columns, {name: len(part) for name, part in parts.items()})]
+    chosen, sizes = {"shares": settings.split, "seed": settings.seed}, {name: len(part) for name, part in parts.items()}
+    return parts, [*applied, TransformReport("split", chosen, len(columns), len(columns), sizes)]
 
 
 def _counts(pairs: Pairs, columns: PairColumns) -> dict[str, Any]:

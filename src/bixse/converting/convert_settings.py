@@ -14,13 +14,13 @@ from bixse.converting.transforms import (
     KeepFrom,
     LabelNoise,
     Sample,
-    SplitByQuery,
     Transform,
     WithoutDuplicates,
 )
+from bixse.data.draws import check_shares
 from bixse.errors import InputError, did_you_mean
 from bixse.relevance import GradeScale
-from bixse.settings import Flag, PartName, Settings, named_words
+from bixse.settings import Flag, Settings, Shares, named_words
 
 
 class ConvertSettings(Settings):
@@ -70,9 +70,7 @@ class ConvertSettings(Settings):
     """Number of pairs to keep, with tasks and levels of relevance in proportion; null means all pairs."""
     binarise: float | None = None
     """Threshold, 0 to 1. Relevance of at least this becomes 1, lower relevance becomes 0; null means no change."""
-    split: Annotated[dict[PartName, float], BeforeValidator(named_words), Flag(metavar="PART=SHARE")] = Field(
-        default={}
-    )
+    split: Shares = Field(default={})
     """Parts without a common query text, for example train=0.8 dev=0.1 test=0.1; the default is a single part."""
     seed: int = 0
     """Random seed of noise, sample and split."""
@@ -132,7 +130,8 @@ class ConvertSettings(Settings):
     @model_validator(mode="after")
     def _usable(self) -> Self:
         self.transforms()
-        self.parts()
+        if self.split:
+            check_shares(self.split, self.seed)
         return self
 
     def transforms(self) -> list[Transform]:
@@ -144,9 +143,6 @@ class ConvertSettings(Settings):
             None if self.binarise is None else Binarise(self.binarise),
         ]
         return [transform for transform in wanted if transform is not None]
-
-    def parts(self) -> SplitByQuery | None:
-        return SplitByQuery(self.split, self.seed) if self.split else None
 
 
 def _flag(option: str) -> str:

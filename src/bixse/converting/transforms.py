@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bixse.data.columns import SCHEMA, with_columns_of
-from bixse.data.draws import ROUNDING, check_shares, draws, hashed, part_numbers, unit_numbers
+from bixse.data.draws import ROUNDING, draws, hashed, part_numbers, unit_numbers
 from bixse.data.graded_pairs import Pairs
 from bixse.errors import SEEDS, InputError
 from bixse.relevance import normal_form
@@ -151,23 +151,20 @@ class Transform:
         """Return the new columns, in the old order, and counts; the input has at least one row."""
         raise NotImplementedError
 
+    def run(self, columns: PairColumns) -> tuple[PairColumns, TransformReport]:
+        """Return the new columns and the report."""
+        after, notes = self.apply(columns)
+        return after, TransformReport(self.name, dict(vars(self)), len(columns), len(after), notes)
+
 
 def transformed(pairs: Pairs, transform: Transform, record: list[TransformReport] | None = None) -> Pairs:
     """Return a table after a transform; append the report to `record` if given."""
     if not len(pairs):
         return pairs
-    columns = PairColumns.of(pairs, transform.needs)
-    after, notes = transform.apply(columns)
+    columns, report = transform.run(PairColumns.of(pairs, transform.needs))
     if record is not None:
-        record.append(reported(transform, columns, after, notes))
-    return after.selected(pairs)
-
-
-def reported(
-    transform: Transform | SplitByQuery, before: PairColumns, after: PairColumns, notes: dict[str, int]
-) -> TransformReport:
-    """Return the report of a transform."""
-    return TransformReport(transform.name, dict(vars(transform)), len(before), len(after), notes)
+        record.append(report)
+    return columns.selected(pairs)
 
 
 @dataclass(frozen=True)
@@ -286,27 +283,14 @@ class WithoutDuplicates(Transform):
         return unique.take(np.argsort(unique.rows)), notes
 
 
-@dataclass(frozen=True)
-class SplitByQuery:
-    """Parts that share no query text.
+def split_by_query(columns: PairColumns, shares: Mapping[str, float], seed: int) -> dict[str, PairColumns]:
+    """Return part -> its rows, in the order of the shares; the parts share no query text.
 
     The part of a query follows from the seed and a hash of its text in normal form. It stays the same when rows are
-    added; shares are met approximately. A part may be empty.
+    added; shares are met approximately. A part may be empty. `columns` need the key "query".
     """
-
-    shares: Mapping[str, float]
-    """Part -> its share; the sum is 1."""
-    seed: int = 0
-    name: ClassVar[str] = "split"
-    needs: ClassVar[tuple[Key, ...]] = ("query",)
-
-    def __post_init__(self) -> None:
-        check_shares(self.shares, self.seed)
-
-    def parts(self, columns: PairColumns) -> dict[str, PairColumns]:
-        """Return the parts in the order of the shares; the order does not affect the assignment."""
-        numbers = part_numbers(columns.keys["query"], self.shares, self.seed)
-        return {name: columns.take(numbers == number) for number, name in enumerate(self.shares)}
+    numbers = part_numbers(columns.keys["query"], shares, seed)
+    return {name: columns.take(numbers == number) for number, name in enumerate(shares)}
 
 
 def _starts(ordered: NDArray[np.int64]) -> NDArray[np.intp]:

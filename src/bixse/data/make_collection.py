@@ -14,7 +14,7 @@ from bixse.data.draws import check_shares
 from bixse.data.given import check_columns
 from bixse.data.run import open_run
 from bixse.files.files import atomic_folder, hash_files
-from bixse.settings import Flag, PartName, Settings, named_words
+from bixse.settings import Flag, Settings, Shares, named_words
 
 
 class CollectionSettings(Settings):
@@ -29,9 +29,7 @@ class CollectionSettings(Settings):
     columns: Annotated[dict[str, str], BeforeValidator(named_words), Flag(metavar="KEY=NAME")] = Field(default={})
     """Names of columns. Keys: documents.id, documents.title, documents.text, queries.id, queries.text, labels.query,
     labels.document, labels.grade. The default guesses a column if only one has a usual name."""
-    split: Annotated[dict[PartName, float], BeforeValidator(named_words), Flag(metavar="PART=SHARE")] = Field(
-        default={}
-    )
+    split: Shares = Field(default={})
     """Splits without a common query text, for example train=.6 dev=.2 test=.2; the default is the single split test."""
     seed: int = 0
     """Random seed of the split."""

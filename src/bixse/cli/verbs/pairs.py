@@ -68,8 +68,8 @@ def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
         warnings.append(f"{result.errors} invalid rows were left out: see {out / 'errors.jsonl'}")
     if result.reused:
         warnings.append(FINISHED_BEFORE)
-    metrics = {name: getattr(result, name) for name in ("judgements", "statuses", "errors", "parts", "transforms",
-               "source")}  # fmt: skip
+    plain = asdict(result)
+    metrics = {name: plain[name] for name in ("judgements", "statuses", "errors", "parts", "transforms", "source")}
     files = {**{name: name for name in result.files}, "record": "run.json"}
     artifacts = {name: str(out / file) for name, file in files.items()} if out is not None else {}
     code = 3 if result.errors and not settings.skip_invalid else 0
@@ -77,12 +77,11 @@ def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
 
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
-    from bixse.converting.transforms import TransformReport
     from bixse.rendering.wording import format_histogram
 
     graded = result.statuses.get("graded", 0)
     lines = [f"{result.judgements} judgements read, {graded} of them with a grade"]
-    lines += [str(TransformReport(**done)) for done in result.transforms]
+    lines += [str(done) for done in result.transforms]
     for name, part in result.parts.items():
         lines += [
             "",
