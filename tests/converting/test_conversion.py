@@ -104,9 +104,8 @@ def test_transforms_of_files_equal_those_of_tables_in_memory(pairs, run, tmp_pat
     result, _ = run("pairs", pairs, dedup=True, noise=0.6, cutoff=0.2, size=30, binarise=0.5, seed=5, split=shares)
     record = []
     table = load_graded_pairs(pairs)
-    steps = [transforms.WithoutDuplicates(), transforms.LabelNoise(0.6, 5), transforms.KeepFrom(0.2)]
-    for step in (*steps, transforms.Sample(30, 5), transforms.Binarise(0.5)):
-        table = transforms.transformed(table, step, record)
+    for step in ({"dedup": True}, {"noise": 0.6}, {"cutoff": 0.2}, {"size": 30}, {"binarise": 0.5}):
+        table = transforms.transformed(table, record, seed=5, **step)
     columns = transforms.PairColumns.of(table, ["query"])
     parts = {name: part.selected(table) for name, part in transforms.split_by_query(columns, shares, 5).items()}
     for name, part in parts.items():

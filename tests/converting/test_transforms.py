@@ -8,18 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from bixse.converting import transforms
 from bixse.converting.score_scale import ScoreMap, check_scores, looks_like, map_scores, parse_score_map
-from bixse.converting.transforms import (
-    Binarise,
-    KeepFrom,
-    LabelNoise,
-    PairColumns,
-    Sample,
-    TransformReport,
-    WithoutDuplicates,
-    transformed,
-)
+from bixse.converting.transforms import PairColumns, TransformReport, split_by_query, transformed
 from bixse.data.draws import check_shares
 from bixse.data.graded_pairs import Pairs
 from bixse.errors import InputError
@@ -30,8 +20,8 @@ def of_queries(pairs, names):
     return pairs.select(np.array([name in names for name in pairs.query_ids], dtype=bool))
 
 
-def split_by_query(pairs, shares, seed=0):
-    parts = transforms.split_by_query(PairColumns.of(pairs, ["query"]), shares, seed)
+def divided(pairs, shares, seed=0):
+    parts = split_by_query(PairColumns.of(pairs, ["query"]), shares, seed)
     return {name: part.selected(pairs) for name, part in parts.items()}
 
 
@@ -61,22 +51,22 @@ def pairs_of(pairs):
 
 def test_rows_from_the_cutoff_up_stay_in_order_or_become_1():
     pairs, record = graded(50), list[TransformReport]()
-    rest = transformed(pairs, KeepFrom(0.7), record)
+    rest = transformed(pairs, record, cutoff=0.7)
     assert list(rest.rows()) == [row for row in pairs.rows() if row["relevance"] >= 0.7]
     assert record == [TransformReport("cutoff", {"cutoff": 0.7}, 150, len(rest))]
-    binary = transformed(pairs, Binarise(0.4))
+    binary = transformed(pairs, binarise=0.4)
     assert binary.relevance.tolist() == [float(value >= 0.4) for value in pairs.relevance]
     assert binary.extra["grade"] == pairs.extra["grade"]
     relevance = GradeScale(1, 5).to_relevance(4.6)
     assert relevance < 0.9, "a grade at the cutoff, rounded"
     pairs = Pairs.from_rows([{"query": "q", "document": "d", "relevance": relevance}])
-    assert len(transformed(pairs, KeepFrom(0.9))) == transformed(pairs, Binarise(0.9)).relevance[0] == 1
+    assert len(transformed(pairs, cutoff=0.9)) == transformed(pairs, binarise=0.9).relevance[0] == 1
 
 
 class TestLabelNoise:
     def test_best_and_worst_exchange_relevance_grade_and_probabilities(self):
         pairs = graded(40)
-        noisy = transformed(pairs, LabelNoise(1.0, seed=3))
+        noisy = transformed(pairs, noise=1.0, seed=3)
         for before, after in zip(pairs.groups(), noisy.groups(), strict=True):
             assert after.documents == before.documents
             expected = list(before.relevance)
@@ -91,7 +81,7 @@ class TestLabelNoise:
         pairs = graded(2000, 2)
 
         def hit(probability, seed=0):
-            noisy = transformed(pairs, LabelNoise(probability, seed))
+            noisy = transformed(pairs, noise=probability, seed=seed)
             return set(np.flatnonzero(noisy.relevance != pairs.relevance).tolist())
 
         few, more, all_of_them = hit(0.1), hit(0.3), hit(1.0)
@@ -104,13 +94,13 @@ class TestLabelNoise:
     def test_other_queries_do_not_matter(self):
         pairs = graded(60)
         some = {f"q{i}" for i in range(0, 60, 7)}
-        alone = transformed(of_queries(pairs, some), LabelNoise(0.5, 2))
-        assert content(alone) == content(of_queries(transformed(pairs, LabelNoise(0.5, 2)), some))
+        alone = transformed(of_queries(pairs, some), noise=0.5, seed=2)
+        assert content(alone) == content(of_queries(transformed(pairs, noise=0.5, seed=2), some))
 
     def test_ties_are_drawn_by_the_seed(self):
         rows = [{"query": "q", "document": f"d{i}", "relevance": float(i == 0)} for i in range(20)]
         pairs = Pairs.from_rows(rows)
-        swapped = {int(np.argmax(transformed(pairs, LabelNoise(1.0, seed)).relevance)) for seed in range(30)}
+        swapped = {int(np.argmax(transformed(pairs, noise=1.0, seed=seed).relevance)) for seed in range(30)}
         assert 0 not in swapped
         assert len(swapped) > 5
 
@@ -118,14 +108,14 @@ class TestLabelNoise:
         rows = [{"query": f"q{i}", "document": f"d{j}", "relevance": 1.0} for i in range(10) for j in range(2)]
         rows += [{"query": "both", "document": f"d{j}", "relevance": float(j)} for j in range(2)]
         record = []
-        transformed(Pairs.from_rows(rows), LabelNoise(1.0, 0), record)
+        transformed(Pairs.from_rows(rows), record, noise=1.0, seed=0)
         assert record[0].notes == {"queries": 11, "hit": 11, "swapped": 1, "equal": 10}
 
 
 class TestSampled:
     def test_the_size_is_exact_and_strata_are_in_proportion(self):
         pairs = graded(700)
-        found = transformed(pairs, Sample(500, seed=1))
+        found = transformed(pairs, size=500, seed=1)
         assert len(found) == 500
         assert pairs_of(found) <= pairs_of(pairs)
 
@@ -139,7 +129,7 @@ class TestSampled:
 
     def test_a_smaller_sample_is_part_of_a_larger_one(self):
         pairs = graded(60)
-        samples = [pairs_of(transformed(pairs, Sample(size, seed=4))) for size in (1, 2, 3, 10, 50, 51, 100, 179, 180)]
+        samples = [pairs_of(transformed(pairs, size=size, seed=4)) for size in (1, 2, 3, 10, 50, 51, 100, 179, 180)]
         assert all(small < large for small, large in itertools.pairwise(samples))
 
 
@@ -151,15 +141,15 @@ class TestSplitByQuery:
         rows += [
             {**row, "query_id": f"again {row['query_id']}", "query": f" QUERY  {row['query'][6:]}"} for row in rows
         ]
-        parts = split_by_query(Pairs.from_rows(rows), self.SHARES, seed=0)
+        parts = divided(Pairs.from_rows(rows), self.SHARES, seed=0)
         texts = {name: {" ".join(text.lower().split()) for text in part.queries} for name, part in parts.items()}
         assert sum(len(part) for part in parts.values()) == len(rows)
         assert len(set.union(*texts.values())) == sum(map(len, texts.values())) == 500
         assert len(texts["train"]) == pytest.approx(400, abs=40)
 
     def test_a_query_keeps_its_part_when_rows_are_added_or_shuffled(self):
-        large = split_by_query(graded(300), self.SHARES, seed=1)
-        small = split_by_query(shuffled(graded(40)), self.SHARES, seed=1)
+        large = divided(graded(300), self.SHARES, seed=1)
+        small = divided(shuffled(graded(40)), self.SHARES, seed=1)
         for name, part in small.items():
             assert pairs_of(part) == {pair for pair in pairs_of(large[name]) if int(pair[0][1:]) < 40}
 
@@ -172,14 +162,14 @@ def test_duplicates_have_one_row_with_the_mean_and_without_a_grade_nobody_gave()
         {"query": "copy", "document": "b", "relevance": 0.0, "grade": 0.0, "task": "other"},
     ]
     record = []
-    once = transformed(Pairs.from_rows(rows), WithoutDuplicates(), record)
+    once = transformed(Pairs.from_rows(rows), record, dedup=True)
     assert [(row["query"], row["document"], row["relevance"], row["grade"]) for row in once.rows()] == [
         ("Copy", "a", 0.75, None), ("copy", "b", 0.5, 2.0), ("copy", "b", 0.0, 0.0),
     ]  # fmt: skip
     assert record == [TransformReport("dedup", {}, 5, 3, {"repeated": 2, "disagreeing": 1})]
     values = np.random.default_rng(0).random(50).tolist()
     pairs = Pairs.from_rows({"query": "q", "document": "d", "relevance": value} for value in values)
-    (mean,) = {float(transformed(shuffled(pairs, seed), WithoutDuplicates()).relevance[0]) for seed in range(5)}
+    (mean,) = {float(transformed(shuffled(pairs, seed), dedup=True).relevance[0]) for seed in range(5)}
     assert mean == pytest.approx(np.mean(values)), "in any order of the rows"
 
 
@@ -197,29 +187,29 @@ def test_invariants_of_any_table(rows, probability, seed, cutoff):
         {"query": query, "document": document, "task": task, "relevance": relevance}
         for query, document, task, relevance in rows
     )
-    once = transformed(pairs, WithoutDuplicates())
+    once = transformed(pairs, dedup=True)
     assert len(once) == len({(query.lower(), document, task) for query, document, task, _ in rows})
     assert bool(((once.relevance >= 0) & (once.relevance <= 1)).all())
-    noisy = transformed(once, LabelNoise(probability, seed))
+    noisy = transformed(once, noise=probability, seed=seed)
     assert sorted(noisy.relevance) == sorted(once.relevance)
-    assert len(transformed(noisy, Sample(1 + len(noisy) // 3, seed))) == min(1 + len(noisy) // 3, len(noisy))
-    assert (transformed(noisy, KeepFrom(cutoff)).relevance >= cutoff - 1e-9).all()
-    parts = split_by_query(noisy, {"a": 0.5, "b": 0.5}, seed)
+    assert len(transformed(noisy, size=1 + len(noisy) // 3, seed=seed)) == min(1 + len(noisy) // 3, len(noisy))
+    assert (transformed(noisy, cutoff=cutoff).relevance >= cutoff - 1e-9).all()
+    parts = divided(noisy, {"a": 0.5, "b": 0.5}, seed)
     assert len(parts["a"]) + len(parts["b"]) == len(noisy)
 
 
-@pytest.mark.parametrize("transform", [LabelNoise(0.5, 2), Sample(70, 5), WithoutDuplicates()], ids=repr)
+@pytest.mark.parametrize("transform", [{"noise": 0.5, "seed": 2}, {"size": 70, "seed": 5}, {"dedup": True}], ids=repr)
 def test_order_of_rows_does_not_matter(transform):
     pairs = graded(60)
-    assert content(transformed(shuffled(pairs), transform)) == content(transformed(pairs, transform))
+    assert content(transformed(shuffled(pairs), **transform)) == content(transformed(pairs, **transform))
 
 
 OUT_OF_RANGE = [
-    (KeepFrom, -0.1, 1.1, math.nan, math.inf),
-    (Binarise, -0.1, math.nan),
-    (lambda size: transformed(graded(3), Sample(size)), 0, -1, 10),
-    (lambda seed: LabelNoise(0.1, seed), -1, 2**32),
-    (lambda seed: Sample(1, seed), -1, 2**32),
+    (lambda cutoff: transformed(graded(3), cutoff=cutoff), -0.1, 1.1, math.nan, math.inf),
+    (lambda threshold: transformed(graded(3), binarise=threshold), -0.1, math.nan),
+    (lambda size: transformed(graded(3), size=size), 0, -1, 10),
+    (lambda seed: transformed(graded(3), noise=0.1, seed=seed), -1, 2**32),
+    (lambda seed: transformed(graded(3), size=1, seed=seed), -1, 2**32),
     (lambda seed: check_shares({"a": 1.0}, seed), -1, 2**32),
     (lambda shares: check_shares(shares, 0), {}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 0.5, "b": math.nan}),
 ]

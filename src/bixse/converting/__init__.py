@@ -1,1 +1,1 @@
-"""Work larger than one process: engines, sharded training, indexes on disk and vector databases."""
+"""Convert files of other tools, and pairs, to graded pairs."""

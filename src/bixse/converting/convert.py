@@ -18,7 +18,7 @@ import yaml
 
 from bixse.converting.formats import looks_like
 from bixse.converting.source import ERRORS, Bar, Source
-from bixse.converting.transforms import BINS, Key, PairColumns, TransformReport, split_by_query
+from bixse.converting.transforms import BINS, Key, PairColumns, TransformReport, split_by_query, steps_of
 from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import first_of_repeats
@@ -194,15 +194,15 @@ def select(pairs: Pairs, settings: ConvertSettings) -> tuple[dict[str, PairColum
     fix_id = "--text-ids makes ids from the texts, or give each text its own id"
     fix = None if settings.dedup else "--dedup takes their mean, or correct the file"
     first = first_of_repeats(pairs, InvalidFileError(settings.path), fix_id=fix_id, fix_relevance=fix)
-    transforms = settings.transforms()
-    keys: list[Key] = [key for transform in transforms for key in transform.needs]
+    steps = steps_of(vars(settings))
+    keys: list[Key] = [key for transform, _ in steps for key in transform.needs]
     columns = PairColumns.of(pairs, dict.fromkeys([*keys, "query"] if settings.split else keys))
     applied: list[TransformReport] = []
     if not first.all():
         columns = columns.take(first)
         applied.append(TransformReport("repeats written once", {}, len(pairs), len(columns)))
-    for transform in transforms:
-        after, report = transform.run(columns)
+    for transform, values in steps:
+        after, report = transform.run(columns, values)
         applied.append(report)
         if not len(after):
             raise InputError(

@@ -9,14 +9,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from bixse.converting.formats import FORMATS, TABLE_COLUMNS
-from bixse.converting.transforms import (
-    Binarise,
-    KeepFrom,
-    LabelNoise,
-    Sample,
-    Transform,
-    WithoutDuplicates,
-)
+from bixse.converting.transforms import steps_of
 from bixse.data.draws import check_shares
 from bixse.errors import InputError, did_you_mean
 from bixse.relevance import GradeScale
@@ -129,20 +122,10 @@ class ConvertSettings(Settings):
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        self.transforms()
+        steps_of(vars(self))
         if self.split:
             check_shares(self.split, self.seed)
         return self
-
-    def transforms(self) -> list[Transform]:
-        wanted = [
-            WithoutDuplicates() if self.dedup else None,
-            None if self.noise is None else LabelNoise(self.noise, self.seed),
-            None if self.cutoff is None else KeepFrom(self.cutoff),
-            None if self.size is None else Sample(self.size, self.seed),
-            None if self.binarise is None else Binarise(self.binarise),
-        ]
-        return [transform for transform in wanted if transform is not None]
 
 
 def _flag(option: str) -> str:

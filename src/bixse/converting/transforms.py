@@ -6,10 +6,11 @@ A transform works on `PairColumns`, a few numbers per row: tables may be larger 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, TypeAlias
+from inspect import signature
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from bixse.data.columns import SCHEMA, with_columns_of
 from bixse.data.draws import ROUNDING, draws, hashed, part_numbers, unit_numbers
 from bixse.data.graded_pairs import Pairs
-from bixse.errors import SEEDS, InputError
+from bixse.errors import SEEDS, InputError, check_known
 from bixse.relevance import normal_form
 
 Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
@@ -132,155 +133,160 @@ class TransformReport:
         return f"{self.name}{f' ({settings})' if settings else ''}: {rows}{f'; {notes}' if notes else ''}"
 
 
-@dataclass(frozen=True)
-class Transform:
-    """The base of transforms, from columns to columns; values out of range are refused."""
+Changed: TypeAlias = tuple[PairColumns, dict[str, int]]
+"""The columns after a transform, in the old order, and counts for its report."""
+Apply: TypeAlias = Callable[..., Changed]
+"""Function of columns with at least one row, the value of a setting and, if it draws, a seed."""
 
-    name: ClassVar[str]
-    needs: ClassVar[tuple[Key, ...]] = ()
 
-    def __post_init__(self) -> None:
-        for field_name, value in vars(self).items():
-            low, high = RANGES.get(field_name, (-math.inf, math.inf))
-            if not low <= value <= high:
-                raise InputError(
-                    f"{self.name}: got {field_name} {value}; expected {low:g} to {high:g}; fix: correct it"
-                )
+class Transform(NamedTuple):
+    """A step from columns to columns."""
 
-    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        """Return the new columns, in the old order, and counts; the input has at least one row."""
-        raise NotImplementedError
+    name: str
+    """Name in reports."""
+    needs: tuple[Key, ...]
+    apply: Apply
 
-    def run(self, columns: PairColumns) -> tuple[PairColumns, TransformReport]:
+    def run(self, columns: PairColumns, values: Mapping[str, float]) -> tuple[PairColumns, TransformReport]:
         """Return the new columns and the report."""
-        after, notes = self.apply(columns)
-        return after, TransformReport(self.name, dict(vars(self)), len(columns), len(after), notes)
+        after, notes = self.apply(columns, **values)
+        return after, TransformReport(self.name, values, len(columns), len(after), notes)
 
 
-def transformed(pairs: Pairs, transform: Transform, record: list[TransformReport] | None = None) -> Pairs:
-    """Return a table after a transform; append the report to `record` if given."""
-    if not len(pairs):
-        return pairs
-    columns, report = transform.run(PairColumns.of(pairs, transform.needs))
-    if record is not None:
-        record.append(report)
-    return columns.selected(pairs)
+TRANSFORMS: dict[str, Transform] = {}
+"""Setting of `bixse convert` -> its transform, in the order in which they apply."""
 
 
-@dataclass(frozen=True)
-class KeepFrom(Transform):
-    """The rows with relevance >= cutoff (BiXSE paper, study of the relevance cutoff), with tolerance `ROUNDING`."""
-
-    cutoff: float
-    name: ClassVar[str] = "cutoff"
-
-    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        # A grade at the cutoff may become a relevance that is smaller by a rounding error.
-        return columns.take(columns.relevance >= self.cutoff - ROUNDING), {}
+def register(setting: str, name: str, needs: tuple[Key, ...] = ()) -> Callable[[Apply], Apply]:
+    """Register a function as the transform of a setting."""
+    return lambda apply: TRANSFORMS.setdefault(setting, Transform(name, needs, apply)).apply
 
 
-@dataclass(frozen=True)
-class Binarise(Transform):
-    """Relevance 1 from a threshold up (tolerance `ROUNDING`), 0 below; the grade stays."""
+def steps_of(settings: Mapping[str, Any]) -> list[tuple[Transform, dict[str, float]]]:
+    """Return the transforms that settings ask for, each with its values; refuse values out of range."""
+    steps = []
+    for setting, transform in TRANSFORMS.items():
+        value, names = settings.get(setting), list(signature(transform.apply).parameters)[1:]
+        if value is None or value is False:
+            continue
+        values = dict(zip(names, (value, settings.get("seed", 0)), strict=False))
+        for name, number in values.items():
+            low, high = RANGES[name]
+            if not low <= number <= high:
+                raise InputError(
+                    f"{transform.name}: got {name} {number}; expected {low:g} to {high:g}; fix: correct it"
+                )
+        steps.append((transform, values))
+    return steps
 
-    threshold: float
-    name: ClassVar[str] = "binarise"
 
-    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        relevance = (columns.relevance >= self.threshold - ROUNDING).astype(np.float64)
-        return replace(columns, relevance=relevance), {"relevant": int(relevance.sum())}
+def transformed(pairs: Pairs, record: list[TransformReport] | None = None, **settings: Any) -> Pairs:
+    """Return a table after transforms, in the order of `TRANSFORMS`; append their reports to `record` if given.
+
+    `settings` are those of `bixse convert`: dedup, noise, cutoff, size, binarise and seed. Raise InputError for another
+    name and for a value out of range.
+
+    Example:
+        >>> rows = [{"query": "copy", "document": name, "relevance": z} for name, z in (("cp", 1.0), ("rm", 0.2))]
+        >>> transformed(Pairs.from_rows(rows), cutoff=0.5).documents
+        ['cp']
+    """
+    for name in settings:
+        check_known("transforms", name, (*TRANSFORMS, "seed"))
+    for transform, values in steps_of(settings):
+        if len(pairs):
+            columns, report = transform.run(PairColumns.of(pairs, transform.needs), values)
+            pairs = columns.selected(pairs)
+            if record is not None:
+                record.append(report)
+    return pairs
 
 
-@dataclass(frozen=True)
-class LabelNoise(Transform):
-    """Swaps of the labels of a positive and a hard negative of a query, with a probability (paper, label noise).
+@register("dedup", "dedup", needs=("query", "document", "task"))
+def without_duplicates(columns: PairColumns) -> Changed:
+    """Keep one row per pair of texts (see `normal_form`) and task, with the mean of the relevances.
+
+    The first row stays. If relevances differ, it has no grade and no probabilities, since nobody gave the mean.
+    """
+    group = columns.groups("query", "document", "task")
+    order = np.lexsort((columns.relevance, group))  # sums do not depend on the order of the rows
+    starts = _starts(group[order])
+    sizes = np.diff(np.r_[starts, len(order)])
+    values = columns.relevance[order]
+    low, high = values[starts], values[starts + sizes - 1]
+    differ = low < high
+    means = np.where(differ, np.clip(np.add.reduceat(values, starts) / sizes, low, high), low)
+    _, first = np.unique(group, return_index=True)
+    unique = columns.take(first)
+    unique = replace(unique, relevance=means, labels=np.where(differ, NO_LABEL, unique.labels))
+    notes = {"repeated": int((sizes > 1).sum()), "disagreeing": int(differ.sum())}
+    return unique.take(np.argsort(unique.rows)), notes
+
+
+@register("noise", "noise", needs=("query_id", "task", "document_id"))
+def swap_labels(columns: PairColumns, probability: float, seed: int) -> Changed:
+    """Swap the labels of a positive and a hard negative of a query, with a probability (paper, label noise).
 
     The best and the worst document per query and task exchange relevance, grade and probabilities once; the seed breaks
     ties. A hit depends on the seed and the query's id alone, so the queries hit at .1 are among those hit at .3. If all
     documents of a query have one relevance, there is nothing to swap ("equal").
     """
-
-    probability: float
-    seed: int = 0
-    name: ClassVar[str] = "noise"
-    needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
-
-    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        queries, documents = columns.keys["query_id"], columns.keys["document_id"]
-        group = columns.groups("query_id", "task")
-        order = np.lexsort((draws(self.seed, "noise among equals", queries, documents), columns.relevance, group))
-        starts = _starts(group[order])
-        worst, best = order[starts], order[np.r_[starts[1:], len(order)] - 1]  # (groups,) each
-        # The purpose is part of a draw, so ties and hits are independent under the same seed.
-        hit = unit_numbers(draws(self.seed, "noise", queries[worst])) < self.probability
-        swapped = hit & (columns.relevance[worst] < columns.relevance[best])
-        here, there = np.r_[worst[swapped], best[swapped]], np.r_[best[swapped], worst[swapped]]
-        relevance, labels = columns.relevance.copy(), columns.labels.copy()
-        relevance[here], labels[here] = columns.relevance[there], columns.labels[there]
-        counts = {"hit": hit, "swapped": swapped, "equal": hit & ~swapped}
-        notes = {"queries": len(worst), **{name: int(count.sum()) for name, count in counts.items()}}
-        return replace(columns, relevance=relevance, labels=labels), notes
+    queries, documents = columns.keys["query_id"], columns.keys["document_id"]
+    group = columns.groups("query_id", "task")
+    order = np.lexsort((draws(seed, "noise among equals", queries, documents), columns.relevance, group))
+    starts = _starts(group[order])
+    worst, best = order[starts], order[np.r_[starts[1:], len(order)] - 1]  # (groups,) each
+    # The purpose is part of a draw, so ties and hits are independent under the same seed.
+    hit = unit_numbers(draws(seed, "noise", queries[worst])) < probability
+    swapped = hit & (columns.relevance[worst] < columns.relevance[best])
+    here, there = np.r_[worst[swapped], best[swapped]], np.r_[best[swapped], worst[swapped]]
+    relevance, labels = columns.relevance.copy(), columns.labels.copy()
+    relevance[here], labels[here] = columns.relevance[there], columns.labels[there]
+    counts = {"hit": hit, "swapped": swapped, "equal": hit & ~swapped}
+    notes = {"queries": len(worst), **{name: int(count.sum()) for name, count in counts.items()}}
+    return replace(columns, relevance=relevance, labels=labels), notes
 
 
-@dataclass(frozen=True)
-class Sample(Transform):
-    """A sample of exactly `size` rows; every task and tenth of relevance keeps its proportion.
+@register("cutoff", "cutoff")
+def keep_from(columns: PairColumns, cutoff: float) -> Changed:
+    """Keep rows with relevance >= cutoff (BiXSE paper, study of the relevance cutoff), with tolerance `ROUNDING`."""
+    # A grade at the cutoff may become a relevance that is smaller by a rounding error.
+    return columns.take(columns.relevance >= cutoff - ROUNDING), {}
+
+
+@register("size", "sample", needs=("query_id", "task", "document_id"))
+def sample(columns: PairColumns, size: int, seed: int) -> Changed:
+    """Return a sample of exactly `size` rows; every task and tenth of relevance keeps its proportion.
 
     Sainte-Lague's rule rounds shares to complete rows and never takes a row back: a smaller sample is part of a larger
-    one. The chance of a row depends on its ids and the seed, not on its position.
+    one. The chance of a row depends on its ids and the seed, not on its position. Raise InputError if there are fewer
+    rows.
     """
-
-    size: int
-    seed: int = 0
-    name: ClassVar[str] = "sample"
-    needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
-
-    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        """Return the sample; raise InputError if there are fewer rows."""
-        if self.size > len(columns):
-            raise InputError(
-                f"size of a sample: got {self.size}; expected at most the {len(columns)} rows there are; "
-                "fix: ask for fewer, or for no sample"
-            )
-        keys = columns.keys
-        chance = draws(self.seed, "sample", keys["query_id"], keys["task"], keys["document_id"])
-        bins = np.minimum(np.floor(columns.relevance * BINS + ROUNDING), BINS - 1).astype(np.uint64)
-        strata = columns.groups("task") * BINS + bins.astype(np.int64)
-        order = np.lexsort((chance, strata))
-        starts = _starts(strata[order])
-        sizes = np.diff(np.r_[starts, len(order)])
-        position = np.arange(len(order)) - np.repeat(starts, sizes)  # (M,) position of a row within its stratum
-        # Sainte-Lague: the position at which a stratum earns its next row
-        rule = (position + 0.5) / np.repeat(sizes, sizes)
-        among_equals = draws(self.seed, "sample among equals", keys["task"][order], bins[order])
-        sampled = order[np.lexsort((among_equals, rule))[: self.size]]
-        return columns.take(np.sort(sampled)), {"strata": len(starts)}
+    if size > len(columns):
+        raise InputError(
+            f"size of a sample: got {size}; expected at most the {len(columns)} rows there are; "
+            "fix: ask for fewer, or for no sample"
+        )
+    keys = columns.keys
+    chance = draws(seed, "sample", keys["query_id"], keys["task"], keys["document_id"])
+    bins = np.minimum(np.floor(columns.relevance * BINS + ROUNDING), BINS - 1).astype(np.uint64)
+    strata = columns.groups("task") * BINS + bins.astype(np.int64)
+    order = np.lexsort((chance, strata))
+    starts = _starts(strata[order])
+    sizes = np.diff(np.r_[starts, len(order)])
+    position = np.arange(len(order)) - np.repeat(starts, sizes)  # (M,) position of a row within its stratum
+    # Sainte-Lague: the position at which a stratum earns its next row
+    rule = (position + 0.5) / np.repeat(sizes, sizes)
+    among_equals = draws(seed, "sample among equals", keys["task"][order], bins[order])
+    sampled = order[np.lexsort((among_equals, rule))[:size]]
+    return columns.take(np.sort(sampled)), {"strata": len(starts)}
 
 
-@dataclass(frozen=True)
-class WithoutDuplicates(Transform):
-    """One row per pair of texts (see `normal_form`) and task, with the mean of the relevances.
-
-    The first row stays. If relevances differ, it has no grade and no probabilities, since nobody gave the mean.
-    """
-
-    name: ClassVar[str] = "dedup"
-    needs: ClassVar[tuple[Key, ...]] = ("query", "document", "task")
-
-    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        group = columns.groups("query", "document", "task")
-        order = np.lexsort((columns.relevance, group))  # sums do not depend on the order of the rows
-        starts = _starts(group[order])
-        sizes = np.diff(np.r_[starts, len(order)])
-        values = columns.relevance[order]
-        low, high = values[starts], values[starts + sizes - 1]
-        differ = low < high
-        means = np.where(differ, np.clip(np.add.reduceat(values, starts) / sizes, low, high), low)
-        _, first = np.unique(group, return_index=True)
-        unique = columns.take(first)
-        unique = replace(unique, relevance=means, labels=np.where(differ, NO_LABEL, unique.labels))
-        notes = {"repeated": int((sizes > 1).sum()), "disagreeing": int(differ.sum())}
-        return unique.take(np.argsort(unique.rows)), notes
+@register("binarise", "binarise")
+def binarise(columns: PairColumns, threshold: float) -> Changed:
+    """Make relevance 1 from a threshold up (tolerance `ROUNDING`), 0 below; the grade stays."""
+    relevance = (columns.relevance >= threshold - ROUNDING).astype(np.float64)
+    return replace(columns, relevance=relevance), {"relevant": int(relevance.sum())}
 
 
 def split_by_query(columns: PairColumns, shares: Mapping[str, float], seed: int) -> dict[str, PairColumns]:

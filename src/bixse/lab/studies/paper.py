@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.converting.transforms import KeepFrom, transformed
+from bixse.converting.transforms import transformed
 from bixse.errors import IncompleteError, InputError, check_known
 from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem, System
@@ -68,7 +68,7 @@ def _noise_contrasts(values: Choices) -> list[Contrast]:
 def _cutoff_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
     size = {}
     if pairs is not None:
-        sizes = {cutoff: len(transformed(pairs, KeepFrom(cutoff))) for cutoff in values["cutoffs"]}
+        sizes = {cutoff: len(transformed(pairs, cutoff=cutoff)) for cutoff in values["cutoffs"]}
         size = {"size": min(sizes.values())}  # a higher cutoff must not lose by fewer pairs
         if not size["size"]:
             empty = min(cutoff for cutoff, count in sizes.items() if not count)

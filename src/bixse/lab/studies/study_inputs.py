@@ -195,14 +195,10 @@ def transformed(pairs: Pairs, settings: Mapping[str, Any], seed: int) -> Pairs:
     """
     if settings.get("labels_per_query"):
         pairs = sample_label_budget(pairs, settings["labels_per_query"], settings.get("labels"), seed)
-    if "cutoff" in settings:
-        pairs = transforms.transformed(pairs, transforms.KeepFrom(settings["cutoff"]))
-    if "size" in settings:
-        pairs = transforms.transformed(pairs, transforms.Sample(settings["size"], seed))
-    if "binarise" in settings:
-        pairs = transforms.transformed(pairs, transforms.Binarise(settings["binarise"]))
+    steps = {name: settings.get(name) for name in ("cutoff", "size", "binarise")}
+    pairs = transforms.transformed(pairs, seed=seed, **steps)
     if settings.get("noise"):
-        pairs = transforms.transformed(pairs, transforms.LabelNoise(settings["noise"], seed))
+        pairs = transforms.transformed(pairs, noise=settings["noise"], seed=seed)
     if not len(pairs):
         raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: lower the cutoff, or add pairs")
     return pairs
