@@ -147,16 +147,20 @@ def _converted(source: Source, folder: Path, record: Run | None, progress: Progr
         errors_shown=shown,
     )
     if record is not None:
-        # From here on files appear in the output folder, which the record must claim first.
         for name, seconds in zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True):
             record.timings[name] += seconds
-        record.save("running")
-        with storage_errors(folder):
-            for name, file in written.items():
-                move_into(file, record.folder / name)
-        record.results = asdict(result)
-        record.save("finished")
+        _publish(record, result, written)
     return result
+
+
+def _publish(record: Run, result: ConvertResult, written: Mapping[str, Path]) -> None:
+    """Move the written files into the output folder, which the record must claim before the first of them."""
+    record.save("running")
+    with storage_errors(record.folder):
+        for name, file in written.items():
+            move_into(file, record.folder / name)
+    record.results = asdict(result)
+    record.save("finished")
 
 
 def _batches(source: Source) -> Iterator[pa.RecordBatch]:

@@ -54,15 +54,14 @@ class SourceRow(dict[str, Any]):
         super().__init__(values)
         self.number, self._text_ids = number, text_ids
         self.judgements: list[Judgement] = []
-        self.errors: list[tuple[str, str, str, str]] = []
-        """Column, what was got, what was expected, fix."""
+        self.errors: dict[tuple[str, str, str, str], None] = {}
+        """Column, what was got, what was expected, fix; once each: two documents of a row may lack the same."""
         self.note = ""
         """The end of a sentence "12 rows ..." for a warning that counts rows."""
 
     def add(self, column: str, got: str, expected: str, fix: str) -> None:
-        """Add an error, once: two documents of a row may lack the same."""
-        if (error := (column, got, expected, fix)) not in self.errors:
-            self.errors.append(error)
+        """Add an error."""
+        self.errors[column, got, expected, fix] = None
 
     def refuse(self, column: str, value: object, expected: str, fix: str) -> None:
         """Add an error that shows a value."""

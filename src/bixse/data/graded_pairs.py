@@ -94,7 +94,10 @@ class Pairs:
         """M rows in columns of `SCHEMA`; without ids if none were given."""
         self.relevance: NDArray[np.float64] = table["relevance"].to_numpy()
         """(M,) values in [0, 1]: 0 irrelevant, 1 perfectly relevant."""
-        self.query_ids, self.document_ids = (self._ids(kind) for kind in ("query", "document"))
+        self.query_ids, self.document_ids = (
+            Column(table[f"{kind}_id"]) if f"{kind}_id" in table.column_names else Column(table[kind], text_id)
+            for kind in ("query", "document")
+        )
         """M ids each, made from the texts if the table has none."""
         self.queries, self.documents = Column(table["query"]), Column(table["document"])
         """M texts each."""
@@ -110,10 +113,6 @@ class Pairs:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self.rows()
-
-    def _ids(self, kind: str) -> Column:
-        name = f"{kind}_id"
-        return Column(self.table[name]) if name in self.table.column_names else Column(self.table[kind], text_id)
 
     @classmethod
     def from_arrow(cls, source: pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]) -> Pairs:
