@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from bixse.files.files import write_atomically
@@ -64,9 +64,9 @@ def write_report(data: ReportData, path: Path | str) -> None:
 
 @cache
 def page_environment(package: str = "bixse.rendering") -> Environment:
-    """Return the Jinja environment of a package's templates; it escapes every text from data."""
+    """Return the Jinja environment of a package's templates and ours; it escapes every text from data."""
     environment = Environment(
-        loader=PackageLoader(package),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("bixse.rendering")]),
         autoescape=True,
         undefined=StrictUndefined,  # a misspelled name is an error, not an empty text
         trim_blocks=True,
