@@ -1,7 +1,6 @@
 import json
 import re
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.ui.pages import home
 from bixse.ui.pages.home import list_runs
-from bixse.ui.pages.training import TrainBatches, TrainRun
+from bixse.ui.pages.training import TrainBatches, train_state
 from helpers.html_page import Page
 from helpers.ui_server import Browser
 
@@ -53,26 +52,23 @@ def trained(tmp_path):
 
 
 def test_growing_log_is_read_once_and_restarted_log_anew(trained):
-    run = TrainRun(SimpleNamespace(run=trained))
-    run.look()
-    assert [entry["step"] for entry in run.entries] == [1, 2]
+    state = train_state(trained)
+    assert train_state(trained) is state and [step for step, _ in state.curve.logged["logit_bias"]] == [1, 2]
     with (trained / "log.jsonl").open("a") as file:
         file.write('ss": 1.5}\nno json\n[1]\n' + line(4))
-    logged = run.curve().logged
-    assert [entry["step"] for entry in run.entries] == [1, 2, 3, 4]
+    logged = train_state(trained).curve.logged
+    assert [step for step, _ in logged["logit_bias"]] == [1, 2, 4]
     assert [loss for _, loss in logged["loss"]] == [2.8, 1.5, 2.6] and logged["logit_bias"][0][1] == -5.0
     (trained / "log.jsonl").write_text(line(1))
-    run.look()
-    assert [entry["step"] for entry in run.entries] == [1]
+    assert [step for step, _ in train_state(trained).curve.logged["loss"]] == [1]
 
 
 def test_long_log_is_drawn_by_means_of_neighbours(trained):
     more = "".join(line(step, loss=float(step % 2)) for step in range(1, 4001))
     (trained / "log.jsonl").write_text(more + json.dumps({"step": "x", "loss": 9}) + "\n" + '{"epoch": 9}\n')
-    run = TrainRun(SimpleNamespace(run=trained))
-    losses = run.curve().logged["loss"]
-    assert len(losses) == 4000 and run.last["step"] == 4000
-    drawn = run.plots()["Training loss: trained"]
+    state = train_state(trained)
+    assert len(state.curve.logged["loss"]) == 4000 and state.last["step"] == 4000
+    drawn = state.plots["Training loss: trained"]
     assert "from 0.500 to 0.462" in drawn.alt  # means of 14 and of 13 steps
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 from bixse.data.pairs_files import load_several
 from bixse.errors import InputError
 from bixse.files.run_folder import RUN_FILE
-from bixse.rendering.plots import Plot, merge_plot, training_plots
+from bixse.rendering.plots import DEV_FIELD, Plot, merge_plot, training_plots
 from bixse.rendering.schema import MergeCurve, TrainingCurve, training_curve
 from bixse.training.config import LOG_FILE, MODEL_FOLDER, TrainConfig
 from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace, read_record
 
 PANELS = {
     "loss": ("Training loss", "loss"),
-    "dev": ("nDCG@10", "eval_dev_ndcg@10"),
-    "bias": ("Logit bias", "logit_bias"),
+    "dev": ("nDCG@10 on the development queries", DEV_FIELD),
+    "bias": ("Logit bias beta", "logit_bias"),
     "logits": ("Mean logit", "mean_logit_relevant"),
-    "merge": ("Dev and guard", ""),
+    "merge": ("Dev and guard by weight of the tuned model", ""),
 }
-"""Name of a plot -> start of its title, and the log field that it needs."""
+"""Name of a plot -> its title, or the start of it, and the log field that it needs."""
 FIGURES = {
     "loss": "loss",
     "logit bias (beta)": "logit_bias",
@@ -44,107 +44,78 @@ FIGURES = {
 }
 
 
-class TrainRun:
-    """A run folder of `bixse train`; each look reads the lines added since the last look."""
+@dataclass(frozen=True)
+class TrainState:
+    """The log and the record of a run folder of `bixse train` at one time."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        self.folder, self.name = workspace.run, workspace.run.resolve().name
-        self._begin()
-        self._lock = threading.Lock()
-        self._drawn: tuple[str, dict[str, Plot]] = ("", {})
+    version: str
+    record: dict[str, Any]
+    """The content of run.json; empty if the file is missing or damaged."""
+    last: dict[str, Any]
+    """Field of the log -> newest value."""
+    curve: TrainingCurve
+    merge: MergeCurve | None
+    """The scores of the tried merge weights; None if the model was not merged."""
 
-    def _begin(self) -> None:
-        self.entries: list[dict[str, Any]] = []
-        """The lines of the log that have a step."""
-        self.last: dict[str, Any] = {}
-        """Field -> newest value."""
-        self._read = 0
-
-    @property
-    def version(self) -> str:
-        """A text that changes with the log and the record; part of an id, of which htmx makes a selector: no dots."""
-        paths = (self.folder / LOG_FILE, self.folder / RUN_FILE)
-        return "-".join(f"{(now := path.stat()).st_size}-{now.st_mtime_ns}" for path in paths if path.is_file())
-
-    def look(self) -> None:
-        """Read the log; a line counts once it is complete, and a damaged line never counts."""
-        path = self.folder / LOG_FILE
-        with self._lock:
-            size = path.stat().st_size if path.is_file() else 0
-            if size < self._read:  # the run was restarted
-                self._begin()
-            if size == self._read:
-                return
-            with path.open("rb") as file:
-                file.seek(self._read)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        return
-                    self._read += len(line)
-                    with suppress(ValueError):
-                        entry = json.loads(line)
-                        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-                            self.entries.append(entry)
-                            self.last |= {name: value for name, value in entry.items() if value is not None}
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The content of run.json; empty if the file is missing or damaged."""
-        try:
-            return read_record(self.folder)
-        except InputError:
-            return {}
-
-    def curve(self) -> TrainingCurve:
-        """The log as a curve."""
-        self.look()
-        return training_curve(self.name, self.entries, (self.record.get("results") or {}).get("best_step"))
-
-    def merge_curve(self) -> MergeCurve | None:
-        """The scores of the tried merge weights; None if the model was not merged."""
-        merged = (self.record.get("results") or {}).get("merge")
-        if not merged or not merged["points"]:
-            return None
-        guards = sorted({change["collection"] for change in merged["changes"] if change["role"] == "guard"})
-        drawn = {name: merged.get(name) for name in ("weight", "points", "tolerance")}
-        return MergeCurve(system=self.name, guards=guards, **drawn)
-
+    @cached_property
     def plots(self) -> dict[str, Plot]:
-        """Title -> plot, drawn once per state of the files; call it in one thread at a time, as matplotlib requires."""
-        version = self.version
-        if version != self._drawn[0]:
-            drawn = training_plots([self.curve()])
-            merge = self.merge_curve()
-            if merge is not None:
-                drawn["Dev and guard against the weight of the tuned model"] = merge_plot(merge)
-            self._drawn = (version, drawn)
-        return self._drawn[1]
+        """Title -> plot; draw them in one thread at a time, as matplotlib requires."""
+        merged = {} if self.merge is None else {PANELS["merge"][0]: merge_plot(self.merge)}
+        return training_plots([self.curve]) | merged
+
+
+def train_state(folder: Path) -> TrainState:
+    """Read the files of a run folder, again only if they changed."""
+    # the version is part of an id, of which htmx makes a selector: no dots
+    paths = (folder / LOG_FILE, folder / RUN_FILE)
+    version = "-".join(f"{(now := path.stat()).st_size}-{now.st_mtime_ns}" for path in paths if path.is_file())
+    return _train_state(folder, version)
+
+
+@lru_cache(maxsize=1)
+def _train_state(folder: Path, version: str) -> TrainState:
+    entries = []
+    with suppress(FileNotFoundError), (folder / LOG_FILE).open("rb") as file:
+        for line in file:
+            with suppress(ValueError):  # a damaged line, or the last line before it is complete
+                entry = json.loads(line)
+                if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+                    entries.append(entry)
+    record: dict[str, Any] = {}
+    with suppress(InputError):
+        record = read_record(folder)
+    last = {name: value for entry in entries for name, value in entry.items() if value is not None}
+    name, results = folder.resolve().name, record.get("results") or {}
+    merged = results.get("merge") or {}
+    merge = None
+    if merged.get("points"):
+        guards = sorted({change["collection"] for change in merged["changes"] if change["role"] == "guard"})
+        drawn = {key: merged.get(key) for key in ("weight", "points", "tolerance")}
+        merge = MergeCurve(system=name, guards=guards, **drawn)
+    return TrainState(version, record, last, training_curve(name, entries, results.get("best_step")), merge)
 
 
 def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The current state of the run's files."""
-    run = workspace.once(TrainRun)
-    dev = run.curve().logged.get("eval_dev_ndcg@10", [])
-    record, last = run.record, run.last
-    results, status = record.get("results") or {}, record.get("status", "running")
+    state = train_state(workspace.run)
+    record, last = state.record, state.last
     optimizer = (record.get("config") or {}).get("optimizer") or {}
-    panels = [name for name, (_, field) in PANELS.items() if field in last or (name == "merge" and run.merge_curve())]
     epochs, steps = optimizer.get("num_train_epochs"), optimizer.get("max_steps")
     return {
-        "run": run,
-        "results": results,
-        "status": status,
+        "version": state.version,
+        "results": record.get("results") or {},
+        "status": record.get("status", "running"),
         "step": last.get("step", 0),
         "share": last.get("step", 0) / steps if steps else (last.get("epoch", 0.0) / epochs if epochs else None),
         "figures": {title: last[field] for title, field in FIGURES.items() if field in last},
-        "panels": panels,
-        "dev": dev,
+        "panels": {name: title for name, (title, field) in PANELS.items() if (field in last if field else state.merge)},
+        "dev": state.curve.logged.get(DEV_FIELD, []),
         "command": shlex.join(["tail", "-f", str(workspace.run / LOG_FILE)]),
     }
 
 
 def _panel(name: str, workspace: Workspace, visit: Visit) -> str | None:
-    plots = workspace.once(TrainRun).plots()
+    plots = train_state(workspace.run).plots
     return next((plot.svg for title, plot in plots.items() if title.startswith(PANELS[name][0])), None)
 
 
@@ -183,17 +154,15 @@ class TrainBatches:
         self._model: Any = None
         self._lock = threading.Lock()
         self._encoding = threading.Lock()
-        self.jobs = lru_cache(CACHED_BATCHES)(self._begin)  # a cache on the class would keep instances alive
+        # a cache on the class would keep instances alive
+        self.jobs = lru_cache(CACHED_BATCHES)(lambda *wanted: BackgroundJob("batch", partial(self._drawn, *wanted)))
 
     def start(self, epoch: int, number: int) -> BackgroundJob:
         """Start the job that draws a `BatchMatrix`; both indices count from 0 and are clipped to the run's batches."""
         with self._lock:  # two requests must not start one batch twice
             return self.jobs(max(0, epoch), max(0, number), (self.folder / MODEL_FOLDER).is_dir())
 
-    def _begin(self, epoch: int, number: int, has_model: bool) -> BackgroundJob:
-        return BackgroundJob("batch", lambda job: self._drawn(job, epoch, number, has_model))
-
-    def _drawn(self, job: BackgroundJob, epoch: int, number: int, has_model: bool) -> BatchMatrix:
+    def _drawn(self, epoch: int, number: int, has_model: bool, job: BackgroundJob) -> BatchMatrix:
         from bixse.encoders.loading.load_scorer import load_relevance_model
         from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
 
