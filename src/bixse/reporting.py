@@ -48,7 +48,7 @@ from bixse.training.recipe import TrainResult
 from bixse.training.train import Trained
 
 Fields: TypeAlias = dict[str, Any]
-"""Field of `ReportData` -> value; the lists and mappings of several results are joined."""
+"""Field of `ReportData` -> value, "systems" as name -> metrics; the lists and mappings of several results are joined."""
 SHOWN_CHANGES = 5
 """Number of gains, and of losses, whose rankings are shown."""
 SHOWN_DOCUMENTS, SHOWN_LETTERS = 5, 240
@@ -107,6 +107,9 @@ def report(
         (1.0, [])
     """
     given = _with_names(results)
+    (first, _), *_ = given.values()
+    if isinstance(first, ReportData):
+        return Report(first.model_copy(update={"title": title or first.title}))
     evaluations = {name: result for name, (result, _) in given.items() if isinstance(result, Evaluation)}
     if baseline is not None:
         check_known("baseline", baseline, evaluations, "name an evaluation")
@@ -115,16 +118,21 @@ def report(
     if evaluations:
         records = {name: record for name, (_, record) in given.items() if name in evaluations and record}
         parts.insert(0, _of_evaluations(evaluations, records, collection))
-    runs = {name: record for name, (result, record) in given.items() if record and not isinstance(result, ReportData)}
-    parts += [_facts(name, record) for name, record in runs.items()]
-    fields = _once(_joined(parts))
-    metrics = [metric for system in fields.get("systems", []) for metric in system.metrics]
+    fields = _joined([*parts, *(_facts(name, record) for name, (_, record) in given.items() if record)])
+    systems, notes = fields.get("systems", {}), fields.get("notes", [])
+    if bare := ", ".join(name for name, metrics in systems.items() if not metrics):
+        notes = [*notes, f"{bare}: differences alone, no mean and no query is shown."]
+    # two results may share a difference: the first one stays
+    differences = {(each.system, each.baseline, each.metric): each for each in reversed(fields.get("comparisons", []))}
+    metrics = [metric for metrics in systems.values() for metric in metrics]
     primary = fields.get("primary_metric", PRIMARY_METRIC)
-    return Report(ReportData(**{
+    return Report(ReportData(**fields | {
+        "title": title or f"bixse: {', '.join(given)}",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        **fields,
         "primary_metric": primary if primary in metrics else next(iter(metrics), primary),
-        "title": title or fields.get("title") or f"bixse: {', '.join(given)}",
+        "systems": [SystemScores(name=name, label=name, metrics=metrics) for name, metrics in systems.items()],
+        "comparisons": [*reversed(differences.values())],
+        "notes": notes,
     }))  # fmt: skip
 
 
@@ -194,22 +202,14 @@ def _joined(parts: Iterable[Fields]) -> Fields:
     for name, value in ((name, value) for part in parts for name, value in part.items()):
         if isinstance(value, list):
             joined[name] = [*joined.get(name, []), *value]
+        elif isinstance(value, dict):
+            earlier = joined.setdefault(name, {})
+            joined[name] = earlier | {
+                key: {**each, **earlier.get(key, {})} if isinstance(each, dict) else each for key, each in value.items()
+            }
         else:
-            joined[name] = {**joined.get(name, {}), **value} if isinstance(value, dict) else value
+            joined[name] = value
     return joined
-
-
-def _once(fields: Fields) -> Fields:
-    """Return the fields with one row per system, and one per difference, since two results may share them."""
-    systems: dict[str, SystemScores] = {}
-    for each in fields.get("systems", []):
-        earlier = systems.get(each.name, each)
-        systems[each.name] = earlier.model_copy(update={"metrics": {**each.metrics, **earlier.metrics}})
-    differences = {(each.system, each.baseline, each.metric): each for each in reversed(fields.get("comparisons", []))}
-    bare = ", ".join(name for name, each in systems.items() if not each.metrics)
-    notes = [f"{bare}: differences alone, no mean and no query is shown."] if bare else []
-    once = {"systems": [*systems.values()], "comparisons": [*reversed(differences.values())]}
-    return {**fields, **once, "notes": [*fields.get("notes", []), *notes]}
 
 
 def _facts(name: str, record: Mapping[str, Any]) -> Fields:
@@ -237,7 +237,7 @@ def _of_evaluations(
     for name, record in records.items():
         check_comparable(f"report: {name}", next(iter(records)), record, next(iter(records.values())))
     baseline, *others = evaluations
-    systems = [SystemScores(name=name, label=name, metrics=dict(each.metrics)) for name, each in evaluations.items()]
+    systems = {name: dict(each.metrics) for name, each in evaluations.items()}
     lacking = [name for name, each in evaluations.items() if not each.by_query.get(PRIMARY_METRIC)]
     missing = {name: PRIMARY_METRIC if evaluations[name].by_query else "values" for name in lacking}
     notes = [f"{name} has no {what} per query: no interval and no query is shown." for name, what in missing.items()]
@@ -263,11 +263,7 @@ def _of_evaluations(
     changes = query_changes(compared[baseline], compared[last.system], task)
     return fields | {
         "verdicts": [summary(last.system, {baseline: last.difference}, f"queries of {evaluations[baseline].task}")],
-        "comparisons": [
-            Comparison(pair.system, baseline, metric, pair.difference)
-            for metric in metrics
-            for pair in comparisons[metric]
-        ],
+        "comparisons": [pair for pairs in comparisons.values() for pair in pairs],
         "per_query_baseline": baseline,
         "per_query_system": last.system,
         "per_query": changes,
@@ -355,12 +351,13 @@ def summary(system: str, gaps: Mapping[str, Difference], where: str) -> str:
 
 def _of_suite(results: Mapping[str, Any]) -> Fields:
     """Return the means of a suite, whose record has differences and no values per query."""
-    systems = [SystemScores(name=name, label=name, metrics=each["means"]) for name, each in results["systems"].items()]
+    systems = {name: each["means"] for name, each in results["systems"].items()}
     queries = {
         name: sum(task["queries"] for task in each["tasks"].values()) for name, each in results["systems"].items()
     }
+    metric = next(iter(next(iter(systems.values()))))
     comparisons = [
-        Comparison(each["a"], each["b"], next(iter(systems[0].metrics)),
+        Comparison(each["a"], each["b"], metric,
                    Difference(each["mean"], each["low"], each["high"], each["bootstrap_p"], queries[each["a"]]))
         for each in results["comparisons"]
     ]  # fmt: skip
@@ -389,18 +386,9 @@ def _(result: dict, name: str) -> Fields:  # type: ignore[type-arg]  # fields th
 
 
 @_fields.register
-def _(result: ReportData, name: str) -> Fields:
-    return {field: getattr(result, field) for field in ReportData.model_fields}
-
-
-@_fields.register
 def _(result: Comparisons, name: str) -> Fields:
-    names = dict.fromkeys(side for pair in result for side in (pair.baseline, pair.system))
-    return {
-        "systems": [SystemScores(name=each, label=each, metrics={}) for each in names],
-        "primary_metric": result[0].metric,
-        "comparisons": [Comparison(pair.system, pair.baseline, pair.metric, pair.difference) for pair in result],
-    }
+    systems: dict[str, Any] = {side: {} for pair in result for side in (pair.baseline, pair.system)}
+    return {"systems": systems, "primary_metric": result[0].metric, "comparisons": [*result]}
 
 
 @_fields.register(Trained)
@@ -414,11 +402,9 @@ def _(result: Trained | TrainResult, name: str) -> Fields:
         return training
     steps = {"before training": 0, f"step {best_step}": best_step}
     return training | {
-        "systems": [
-            SystemScores(name=f"{name}, {label}", label=f"{name}, {label}", metrics={"ndcg@10 on dev": figures[step]})
-            for label, step in steps.items()
-            if step in figures
-        ],
+        "systems": {
+            f"{name}, {label}": {"ndcg@10 on dev": figures[step]} for label, step in steps.items() if step in figures
+        },
         "notes": [f"{name}: the log has no values per query on dev, so no interval is shown."],
     }
 
@@ -439,14 +425,10 @@ def _(result: Merged | MergeResult, name: str) -> Fields:
             names = f"{name}, {kinds[change.model]}", f"{name}, {labels[0.0]}"
             comparisons[change.role].append(Comparison(*names, f"ndcg@10 on {change.collection}", gap))
     return {
-        "systems": [
-            SystemScores(
-                name=f"{name}, {label}",
-                label=f"{name}, {label}",
-                metrics={f"ndcg@10 on {collection}": score for collection, score in points[weight].scores.items()},
-            )
+        "systems": {
+            f"{name}, {label}": {f"ndcg@10 on {each}": score for each, score in points[weight].scores.items()}
             for weight, label in sorted(labels.items())
-        ],
+        },
         "comparisons": comparisons["dev"],
         "guard": comparisons["guard"],
         "merges": [merge_curve(name, result)],
