@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bixse.calibration.calibrate_head import HeldOutCheck, ScoredPairs, held_out_check
 from bixse.data.trec import read_run
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
@@ -27,93 +28,75 @@ from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
     from bixse.data.collection import Collection
-    from bixse.data.corpus import Document
 
-CACHED = 64  # number of cached answers per system, one per position of a slider
+CACHED = 64  # number of cached answers and checks per system, one per position of a slider
 
 
-@dataclass(frozen=True)
 class Searcher:
-    """An opened system."""
+    """An opened system; it answers one query at a time, since requests come from several threads.
 
-    name: str  # name as given in the settings
-    kind: str
-    """Kind "model", "index", "bm25" or "run"."""
-    find: Callable[[str, str | None, int], list[Hit]]
-    """Search for a query's text, its id in the collection and a number of documents; `Hit.cosine` is the score."""
-    model: Any = None  # encoder of a model or an index
+    Args:
+        name: name as given in the settings.
+        kind: "model", "index", "bm25" or "run".
+        search: function of a query's text, its id in the collection and a number of documents.
+        model: encoder of a model or an index.
+    """
 
-    @property
-    def head(self) -> Any:
+    def __init__(self, name: str, kind: str, search: Callable[[str, str | None, int], list[Hit]], model: Any = None):
+        self.name, self.kind, self.model = name, kind, model
+        self.head = getattr(model, "head", None)
         """The relevance head; None if scores are not probabilities."""
-        return getattr(self.model, "head", None)
+        self.judged: ScoredPairs | None = None
+        """The held-out pairs with its cosines; None without a head, and without such pairs."""
+        self.find, self.check = lru_cache(CACHED)(self._find), lru_cache(CACHED)(self._check)
+        self._search, self._lock = search, threading.Lock()
+
+    def _find(self, text: str, query_id: str | None, top: int) -> list[Hit]:
+        """Search as `search` does; `Hit.cosine` is the score."""
+        check_queries([text])
+        with self._lock:
+            return self._search(text, query_id, top)
+
+    def _check(self, prior: float | None) -> HeldOutCheck:
+        """Return the result of `bixse calibrate` on the judged pairs; raise InputError for too few queries."""
+        return held_out_check(self.head, replace(self.judged, prior=prior))
 
 
 def open_searcher(name: str, collection: Collection | None, progress: Any = None) -> Searcher:
     """Load a system, which searches `collection` unless it is an index; raise InputError or ModelError on failure."""
     if name != BM25_NAME and is_stored(name):
-        return _of_index(name)
+        index = open_index(name)
+        return Searcher(name, "index", lambda text, query_id, top: index.search(text, top), index.model)
     if collection is None:
         raise InputError(
             f"{name}: got a system without a collection; expected an index or a collection; fix: add --collection"
         )
+    corpus, missing = collection.corpus, ("(not in the corpus)", "")
+
+    def best_of(scores: Mapping[str, float], top: int) -> list[Hit]:
+        return [Hit(name, scores[name], None, *corpus.get(name, missing)) for name in ranked(scores)[:top]]
+
     if name == BM25_NAME:
-        return _of_bm25(collection.corpus)
-    path = run_file(Path(name))
-    return _of_run(name, path, collection.corpus) if path is not None else _of_model(name, collection.corpus, progress)
+        bm25 = BM25(list(corpus), [document.content for document in corpus.values()])
+        return Searcher(name, "bm25", lambda text, query_id, top: best_of(bm25.search({"": text}, top)[""], top))
+    if (path := run_file(Path(name))) is not None:
+        run = read_run(path)
 
+        def look_up(text: str, query_id: str | None, top: int) -> list[Hit]:
+            if query_id not in run:
+                raise InputError(
+                    f"{path}: got a query that it does not answer; expected one of the {len(run)} queries of the run; "
+                    "fix: pick a query of the collection"
+                )
+            return best_of(run[query_id], top)
 
-def _of_index(name: str) -> Searcher:
-    index, lock = open_index(name), threading.Lock()  # requests come from several threads, a model serves one at a time
-
-    @lru_cache(CACHED)
-    def find(text: str, query_id: str | None, top: int) -> list[Hit]:
-        with lock:
-            return index.search(text, top)
-
-    return Searcher(name, "index", find, index.model)
-
-
-def _of_bm25(corpus: Mapping[str, Document]) -> Searcher:
-    bm25 = BM25(list(corpus), [document.content for document in corpus.values()])
-
-    def find(text: str, query_id: str | None, top: int) -> list[Hit]:
-        check_queries([text])
-        return _best_of(bm25.search({"query": text}, top)["query"], top, corpus)
-
-    return Searcher(BM25_NAME, "bm25", find)
-
-
-def _of_run(name: str, path: Path, corpus: Mapping[str, Document]) -> Searcher:
-    run = read_run(path)
-
-    def find(text: str, query_id: str | None, top: int) -> list[Hit]:
-        if query_id not in run:
-            raise InputError(
-                f"{path}: got a query that it does not answer; expected one of the {len(run)} queries of the run; "
-                "fix: pick a query of the collection"
-            )
-        return _best_of(run[query_id], top, corpus)
-
-    return Searcher(name, "run", find)
-
-
-def _of_model(name: str, corpus: Mapping[str, Document], progress: Any) -> Searcher:
-    model, lock = build_encoder(name), threading.Lock()
-    embeddings, items = encode_corpus(EmbeddingStore(model), corpus, progress), list(corpus.items())
+        return Searcher(name, "run", look_up)
+    model, items = build_encoder(name), list(corpus.items())
+    embeddings = encode_corpus(EmbeddingStore(model), corpus, progress)
     documents = torch.from_numpy(embeddings).to(home_of(embeddings.nbytes))
 
-    @lru_cache(CACHED)
-    def find(text: str, query_id: str | None, top: int) -> list[Hit]:
-        check_queries([text])
-        with lock:
-            queries = encode_texts(model, [text], "query")
-        scores, rows = exact_search(queries, documents, top)
+    def search(text: str, query_id: str | None, top: int) -> list[Hit]:
+        scores, rows = exact_search(encode_texts(model, [text], "query"), documents, top)
         return hits_of(matches_in(items, rows, scores)[0], model.head, None)
 
-    return Searcher(name, "model", find, model)
-
-
-def _best_of(scores: Mapping[str, float], top: int, corpus: Mapping[str, Document]) -> list[Hit]:
-    missing = ("(not in the corpus)", "")
-    return [Hit(name, scores[name], None, *corpus.get(name, missing)) for name in ranked(scores)[:top]]
+    return Searcher(name, "model", search, model)

@@ -5,18 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from bixse.calibration.calibrate_head import (
-    HeldOutCheck,
-    ScoredPairs,
-    held_out_check,
-    measure_threshold,
-    pair_cosines,
-)
+from bixse.calibration.calibrate_head import ScoredPairs, measure_threshold, pair_cosines
 from bixse.data.collection import Collection, load_collection
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import BixseError, InputError, shorten
@@ -34,7 +27,6 @@ TOPS = (5, 10, 20)
 SHOWN_QUERIES = 500  # number of queries in the list; other queries of the collection are found by typing
 ROW = 10  # height of a row in the SVG of the lines
 SEARCHED = 100  # number of queries among which the page looks for the one to open with
-CACHED_CHECKS = 64  # number of cached calibration checks, one per position of the slider
 LOWEST, HIGHEST = -4.0, -0.1  # ends of the slider, as log10 of the prior
 
 
@@ -76,11 +68,8 @@ class TwoSystems:
         self.settings, self.names = workspace.settings, workspace.settings.systems
         self.collection: Collection | None = None
         self.searchers: list[Searcher] = []
-        self.judged: dict[str, ScoredPairs] = {}
-        """Name of a system with a relevance head -> the held-out pairs with its cosines."""
         self.first: str | None = None
         """The query whose two lists differ most; None without judged queries."""
-        self.check = lru_cache(CACHED_CHECKS)(self._check)  # a cache on the class would keep instances alive
         self.job = BackgroundJob("two systems", self._open)
 
     def _open(self, job: BackgroundJob) -> None:
@@ -94,15 +83,14 @@ class TwoSystems:
             job.begin(f"loading {name}")
             self.searchers.append(open_searcher(name, self.collection, job.begin))
         pairs = None if settings.held_out is None else load_graded_pairs(settings.held_out)
-        for side, searcher in enumerate(self.searchers):
+        for searcher in self.searchers:
             if pairs is not None and searcher.head is not None:
                 job.begin(f"encoding held-out pairs with {searcher.name}")
                 cosines = pair_cosines(searcher.model, pairs, job.begin)
-                scored = ScoredPairs(cosines, pairs.relevance, tuple(pairs.query_ids), seed=SEED)
-                self.judged[searcher.name] = scored
+                searcher.judged = ScoredPairs(cosines, pairs.relevance, tuple(pairs.query_ids), seed=SEED)
                 job.begin(f"measuring the probabilities of {searcher.name}")
                 with suppress(InputError):  # the page shows it
-                    self.check(side, None)
+                    searcher.check(None)
         names = list(self.qrels)[:SEARCHED]
         step = job.begin("looking for the query that differs most", len(names))
         self.first = max(names, key=lambda name: self._difference(name, step), default=None)
@@ -115,19 +103,13 @@ class TwoSystems:
             lists = [[hit.document_id for hit in each.find(text, query_id, 10)] for each in self.searchers]
         except BixseError:  # a run need not answer every query
             return -1.0, 0
-        grades = self.qrels[query_id]
-        before, after = _ndcg(grades, lists, 10) if max(grades.values()) > 0 else (0.0, 0.0)
+        before, after = _ndcg(self.qrels[query_id], lists, 10) or (0.0, 0.0)
         return abs(after - before), len({*lists[0]} ^ {*lists[1]})
 
     @property
     def qrels(self) -> Mapping[str, Mapping[str, float]]:
         """Judgements of the split."""
         return {} if self.collection is None else self.collection.qrels[self.settings.split]
-
-    def _check(self, side: int, prior: float | None) -> HeldOutCheck:
-        """Return the result of `bixse calibrate` on the held-out pairs; raise InputError for too few queries."""
-        searcher = self.searchers[side]
-        return held_out_check(searcher.head, replace(self.judged[searcher.name], prior=prior))
 
 
 def _opened(workspace: Workspace) -> TwoSystems:
@@ -151,12 +133,12 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     probability = _first_threshold(systems.searchers) if threshold is None else threshold
     probability = min(max(probability, 0.001), 0.999)  # 0 and 1 have no finite logit
     top = next((number for number in TOPS if query.get("top") == str(number)), 10)
+    judged, problem = systems.qrels.get(query_id or "", {}), None
     sides: list[list[HitRow]] = []
-    problem = None
     if text.strip():
         try:
             answers = [searcher.find(text, query_id, top) for searcher in systems.searchers]
-            sides = _rows(workspace, visit, answers, query_id or "", probability)
+            sides = _rows(workspace, visit, answers, query_id or "", judged, probability)
         except BixseError as error:
             problem = str(error)
     return {
@@ -169,13 +151,14 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "systems": systems,
         "queries": [(name, queries[name]) for name in systems.qrels][:SHOWN_QUERIES],
         "neighbours": _neighbours(list(systems.qrels), query_id),
-        "scores": _scores(systems, query_id, sides, min(top, 10)),
+        "cutoff": min(top, 10),
+        "scores": _ndcg(judged, [[row.hit.document_id for row in rows] for rows in sides], min(top, 10)),
         "limits": [getattr(searcher.model, "max_seq_length", None) for searcher in systems.searchers],
         "sides": sides,
         "problem": problem,
         "lines": [*sides[0], *(row for row in sides[1] if row.ranks[0] is None)] if sides else [],
         "height": ROW * max((len(rows) for rows in sides), default=0),
-        "cuts": [_cut(systems, searcher, probability) for searcher in systems.searchers],
+        "cuts": [_cut(searcher, probability) for searcher in systems.searchers],
         **grading_form(workspace),
         "commands": _commands(workspace, systems.searchers, text if sides else "", top, probability),
         "address": urlencode({"text": text} if query_id is None else {"query": query_id}),
@@ -197,27 +180,23 @@ def _neighbours(names: list[str], query_id: str | None) -> list[tuple[str, str]]
     return [(title, names[position]) for title, position in around if 0 <= position < len(names)]
 
 
-def _scores(
-    systems: TwoSystems, query_id: str | None, sides: list[list[HitRow]], cutoff: int
-) -> dict[str, list[float]] | None:
-    """The nDCG of both lists; None for a query without a relevant document."""
-    grades = systems.qrels.get(query_id or "", {})
-    if query_id is None or not sides or max(grades.values(), default=0) <= 0:
-        return None
-    return {f"nDCG@{cutoff}": _ndcg(grades, [[row.hit.document_id for row in rows] for rows in sides], cutoff)}
-
-
 def _ndcg(grades: Mapping[str, float], lists: Sequence[Sequence[str]], cutoff: int) -> list[float]:
-    """Return the nDCG of each list of document ids, for a query with a relevant document."""
+    """Return the nDCG of each list of document ids; nothing for a query without a relevant document."""
+    if max(grades.values(), default=0) <= 0:
+        return []
     name, runs = f"ndcg@{cutoff}", [{document: -float(rank) for rank, document in enumerate(each)} for each in lists]
     return [evaluate_run({"": grades}, {"": run}, [name])[name][""] for run in runs]
 
 
 def _rows(
-    workspace: Workspace, visit: Visit, answers: list[list[Hit]], query_id: str, probability: float
+    workspace: Workspace,
+    visit: Visit,
+    answers: list[list[Hit]],
+    query_id: str,
+    judged: Mapping[str, float],
+    probability: float,
 ) -> list[list[HitRow]]:
     ranks = [{hit.document_id: rank for rank, hit in enumerate(hits, start=1)} for hits in answers]
-    judged = _opened(workspace).qrels.get(query_id, {})
 
     def row(hit: Hit) -> HitRow:
         name = hit.document_id
@@ -228,7 +207,7 @@ def _rows(
     return [[row(hit) for hit in hits] for hits in answers]
 
 
-def _cut(systems: TwoSystems, searcher: Searcher, probability: float) -> dict[str, Any] | None:
+def _cut(searcher: Searcher, probability: float) -> dict[str, Any] | None:
     """The figures of the threshold for one system; None if it has no probabilities."""
     head = searcher.head
     if head is None:
@@ -236,8 +215,8 @@ def _cut(systems: TwoSystems, searcher: Searcher, probability: float) -> dict[st
     cut: dict[str, Any] = {"point": None, "problem": None, "cosine": None, "thresholds": head.thresholds}
     try:
         cut["cosine"] = head.cosine_at(probability)
-        if searcher.name in systems.judged:
-            cut["point"] = measure_threshold(head, systems.judged[searcher.name], probability)
+        if searcher.judged is not None:
+            cut["point"] = measure_threshold(head, searcher.judged, probability)
     except InputError as error:
         cut["problem"] = str(error)
     return cut
@@ -296,13 +275,13 @@ def calibration(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "ends": (LOWEST, HIGHEST),
         "exponent": visit.query.get("exponent", ""),
         "command": _calibrate(workspace, systems.names[side], *options),
-        "check": systems.check(side, prior),
+        "check": systems.searchers[side].check(prior),
     }
 
 
 def _selected(systems: TwoSystems, visit: Visit) -> tuple[list[int], int, float | None]:
     """The systems with probabilities, the selected system and the prior, which is None for the prior of the pairs."""
-    sides = [side for side, searcher in enumerate(systems.searchers) if searcher.name in systems.judged]
+    sides = [side for side, searcher in enumerate(systems.searchers) if searcher.judged is not None]
     if not sides:
         raise InputError(
             f"calibration: got {' and '.join(systems.names)}, without a relevance head; expected a system with a head; "
@@ -319,7 +298,7 @@ def draw_reliability(workspace: Workspace, visit: Visit) -> str | None:
     """Plot the reliability diagram of the calibrated probabilities."""
     systems = _opened(workspace)
     _, side, prior = _selected(systems, visit)
-    return reliability_diagram(systems.check(side, prior).calibrated, "calibrated, held-out half").svg
+    return reliability_diagram(systems.searchers[side].check(prior).calibrated, "calibrated, held-out half").svg
 
 
 FIGURES, DIAGRAM = {"figures": calibration}, {"diagram": draw_reliability}
