@@ -30,6 +30,13 @@ def graded_folder(folder, queries=10, documents=4, texts="document {1} of query 
     return folder
 
 
+def write_record(folder, **fields):
+    """Write a run.json with these fields, and the others that every record has."""
+    record = dict.fromkeys(("started", "fingerprint"), "") | {name: {} for name in ("config", "inputs", "timings")}
+    record |= {"command": "train", "status": "running", "results": {}, **fields}
+    (folder / "run.json").write_text(json.dumps(record))
+
+
 class Browser(TestClient):
     def __init__(self, server, person=""):
         super().__init__(server.guard, base_url=ORIGIN, follow_redirects=True)

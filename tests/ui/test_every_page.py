@@ -17,7 +17,7 @@ from helpers.scripted_judge import ScriptedJudge
 from helpers.scripted_judge import graded as grade_pairs
 from helpers.toy import action_collection
 from helpers.ui_browser import faults, needs_axe, needs_chromium, running, tab
-from helpers.ui_server import events_of, graded_folder
+from helpers.ui_server import events_of, graded_folder, write_record
 
 TAKEN = "document.title='taken'"
 HOSTILE = f'</p><script>{TAKEN}</script><img src=x onerror="{TAKEN}">\u202eright to left\x1b[31m'
@@ -67,8 +67,7 @@ def folder(actions, calibrated, graded, tmp_path_factory):
     config = {"pairs": str(actions.parent / "pairs.jsonl"), "seed": 0, "loss_options": {},
               "optimizer": {"global_batch_size": 8, "documents_per_query": 3, "num_train_epochs": 2}}  # fmt: skip
     results = {"merge": {"weight": 0.5, "points": points, "changes": [change]}, "best_step": 10}
-    record = {"command": "train", "status": "running", "config": config, "results": results}
-    (run / "run.json").write_text(json.dumps(record))
+    write_record(run, config=config, results=results)
     shutil.copytree(calibrated[0], run / "model")
     for name in ("below", "<img src=x onerror=alert(1)>"):
         shutil.copytree(graded, run / name)

@@ -14,7 +14,7 @@ from bixse.ui.pages import home
 from bixse.ui.pages.home import list_runs
 from bixse.ui.pages.training import TrainBatches, train_state
 from helpers.html_page import Page
-from helpers.ui_server import Browser
+from helpers.ui_server import Browser, write_record
 
 CHANGE = {"collection": "<b>dev", "role": "dev", "model": "merged", "mean": -0.02, "low": -0.03, "high": -0.01,
           "queries": 9}  # fmt: skip
@@ -46,8 +46,7 @@ def trained(tmp_path):
     folder = tmp_path / "trained"
     folder.mkdir()
     (folder / "log.jsonl").write_text(line(1, loss=float("nan")) + line(2) + '{"step": 3, "lo')
-    record = {"command": "train", "status": "running", "config": {"optimizer": {"num_train_epochs": 2}}}
-    (folder / "run.json").write_text(json.dumps(record))
+    write_record(folder, config={"optimizer": {"num_train_epochs": 2}})
     return folder
 
 
@@ -98,8 +97,7 @@ def test_running_training_is_shown_as_it_is_now(trained, open_server):
 
 
 def test_finished_training_shows_its_merge(trained, open_server):
-    results = {"merge": MERGE, "best_step": 2}
-    (trained / "run.json").write_text(json.dumps({"status": "finished", "results": results}))
+    write_record(trained, status="finished", results={"merge": MERGE, "best_step": 2})
     browser = Browser(open_server(trained))
     html = browser.get("/training").text
     assert "hx-get" not in html and "[−0.030, −0.010]" in html and "Step 2: finished" in html
@@ -133,7 +131,7 @@ def trained_model(actions, student, tmp_path):
     (folder / "model" / "SHA256SUMS").unlink(missing_ok=True)
     RelevanceHead(10.0, -3.0).save(folder / "model")
     config = {"pairs": str(actions.parent / "pairs.jsonl"), "seed": 0, "optimizer": OPTIMIZER, "loss_options": {}}
-    (folder / "run.json").write_text(json.dumps({"command": "train", "status": "finished", "config": config}))
+    write_record(folder, status="finished", config=config)
     return folder
 
 
@@ -236,12 +234,13 @@ def root(graded, tmp_path):
     path.write_text(json.dumps(record))
     for name, text in (
         ("broken", "{"),
-        ("<img src=x onerror=a>", '{"status": "<b>x"}'),
         ("list", "[]"),
         ("in", '{"results": [1]}'),
     ):
         (folder / name).mkdir()
         (folder / name / "run.json").write_text(text)
+    (folder / "<img src=x onerror=a>").mkdir()
+    write_record(folder / "<img src=x onerror=a>", status="<b>x")
     return folder
 
 
@@ -249,10 +248,10 @@ def test_page_lists_progress_and_money_of_every_run(root, open_server, monkeypat
     runs = {run.name: run for run in list_runs(root)}
     assert set(runs) == {"one", "deep/two", "broken", "list", "in", "<img src=x onerror=a>"}
     assert runs["broken"].status == runs["list"].status == runs["in"].status == "damaged record"
-    stopped = runs["deep/two"].grading
+    stopped = runs["deep/two"]
     assert (stopped.pairs, stopped.left, stopped.usd_to_come) == (40, 25, 2.5)  # 0.1 dollars per pair
     assert stopped.answers == {"graded": 40}  # the ledger moved along with the folder
-    assert runs["one"].grading.left == 0
+    assert runs["one"].left == 0
     browser = Browser(open_server(root))
     monkeypatch.setattr(home, "MOST_RUNS", 3)
     html = browser.get("/").text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shlex
@@ -20,9 +19,9 @@ import pandas as pd
 from bixse.audit.agreement import agreement_in_words, agreement_within, cohen_kappa, counts_by_query
 from bixse.audit.audit import first_relevant
 from bixse.data.corpus import stream_documents
+from bixse.data.run import read_record
 from bixse.errors import BixseError, InputError
 from bixse.evaluation.intervals import few_of_classes
-from bixse.files.files import read_text
 from bixse.files.run_folder import RUN_FILE
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
@@ -43,20 +42,6 @@ def runs_below(root: Path) -> Iterator[Path]:
     """The folders with a run.json: the root, and folders up to two levels below it."""
     for pattern in (RUN_FILE, f"*/{RUN_FILE}", f"*/*/{RUN_FILE}"):
         yield from (path.parent for path in sorted(root.glob(pattern)))
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's run.json, empty if there is none; raise InputError if it is damaged."""
-    path = folder / RUN_FILE
-    try:
-        record = json.loads(read_text(path)) if path.is_file() else {}
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict) or not isinstance(record.get("results") or {}, dict):
-        raise InputError(
-            f"{path}: got a damaged record; expected the JSON that bixse wrote; fix: copy the run folder again"
-        )
-    return record
 
 
 @dataclass(frozen=True)
@@ -108,15 +93,16 @@ class Workspace:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """The content of run.json, read once."""
-        return read_record(self.run)
+        """The content of run.json, read once; empty if there is none."""
+        path = self.run / RUN_FILE
+        return read_record(path) if path.is_file() else {}
 
     @cached_property
     def rubric(self) -> Rubric:
         """The rubric that people label by; raises InputError if the folder was graded with an unknown rubric."""
         if self.settings.rubric is not None:
             return self.settings.rubric
-        recorded = (self.record.get("config") or {}).get("rubric")
+        recorded = self.record.get("config", {}).get("rubric")
         if not isinstance(recorded, dict):
             return load_rubric(DEFAULT_RUBRIC)
         rubric = shipped_rubrics().get(str(recorded.get("name")))

@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bixse.data.run import RUN_FILE, read_record
 from bixse.errors import BixseError, InputError
 from bixse.judging.grade import ledger_of
 from bixse.judging.ledgers.segments import answers_by_status
-from bixse.ui.workspace import Page, Visit, Workspace, read_record, runs_below
+from bixse.ui.workspace import Page, Visit, Workspace, runs_below
 
 MOST_RUNS = 200  # maximum number of listed runs, and of listed reports
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of one run folder."""
+    """The state of one run folder; only a run of grading has more than the first five."""
 
     name: str  # path below the root; "." for the root itself
     folder: Path
     command: str
     status: str
     written: str
-    grading: GradingState | None
-
-
-@dataclass(frozen=True)
-class GradingState:
-    """The progress of one grading run."""
-
-    answers: Mapping[str, int]  # status -> number of answers in the ledger, which other runs may share
-    pairs: int | None  # number of pairs to grade; None until the run stops or ends and records it
-    statuses: Mapping[str, int]  # status -> number of pairs; empty until the run stops or ends
-    usd: float | None
+    answers: Mapping[str, int] | None = None  # status -> number of answers in the ledger, which other runs may share
+    pairs: int | None = None  # number of pairs to grade; None until the run stops or ends and records it
+    statuses: Mapping[str, int] = field(default_factory=dict)  # status -> number of pairs; empty until then
+    usd: float | None = None
 
     @property
     def left(self) -> int | None:
@@ -55,23 +50,19 @@ def list_runs(root: Path) -> list[RunState]:
 
 
 def _state(root: Path, folder: Path) -> RunState:
+    name = folder.relative_to(root).as_posix()
     try:
-        record = read_record(folder)
+        record = read_record(folder / RUN_FILE)
     except InputError:
-        record = {"status": "damaged record"}
-    command, status, written = (str(record.get(name) or "") for name in ("command", "status", "written"))
-    grading = _grading(folder, record.get("results") or {}) if command == "grade" else None
-    return RunState(folder.relative_to(root).as_posix(), folder, command, status, written, grading)
-
-
-def _grading(folder: Path, results: Mapping[str, Any]) -> GradingState:
-    summary = results.get("summary") or {}
-    try:
-        answers = answers_by_status(ledger_of(folder, results))
-    except BixseError:
-        answers = {}
-    pairs = summary["pairs"] + summary["not_asked"] if "pairs" in summary and "not_asked" in summary else None
-    return GradingState(answers, pairs, summary.get("statuses") or {}, summary.get("usd"))
+        return RunState(name, folder, "", "damaged record", "")
+    facts = (name, folder, record["command"], record["status"], str(record.get("written") or ""))
+    if record["command"] != "grade":
+        return RunState(*facts)
+    summary, answers = record["results"].get("summary") or {}, {}
+    with suppress(BixseError):
+        answers = answers_by_status(ledger_of(folder, record["results"]))
+    pairs = summary["pairs"] + summary["not_asked"] if {"pairs", "not_asked"} <= summary.keys() else None
+    return RunState(*facts, answers, pairs, summary.get("statuses") or {}, summary.get("usd"))
 
 
 def list_reports(root: Path) -> dict[str, Path]:
@@ -85,7 +76,6 @@ def home(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The counts of the folder, its reports, and the table of runs with their total cost in dollars."""
     index, plan = workspace.index, workspace.plan
     states = list_runs(workspace.run)
-    gradings = [run.grading for run in states if run.grading is not None]
     return {
         "queries": len(set(index.query_ids)),
         "statuses": index.status.fillna("not judged").value_counts().to_dict().items(),
@@ -94,8 +84,8 @@ def home(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "reports": list_reports(workspace.run),
         "runs": states,
         "most_runs": MOST_RUNS,
-        "usd": sum(prices) if (prices := [grading.usd for grading in gradings if grading.usd is not None]) else None,
-        "usd_to_come": sum(grading.usd_to_come or 0 for grading in gradings),
+        "usd": sum(prices) if (prices := [run.usd for run in states if run.usd is not None]) else None,
+        "usd_to_come": sum(run.usd_to_come or 0 for run in states),
         "folders": {run.name: shlex.join(["bixse", "ui", str(run.folder)]) for run in states if run.name != "."},
     }
 

@@ -67,7 +67,7 @@ def trial_pairs(workspace: Workspace) -> Path:
 
 
 def _ledger(workspace: Workspace) -> Path:
-    return ledger_of(workspace.run, workspace.record.get("results") or {})
+    return ledger_of(workspace.run, workspace.record.get("results", {}))
 
 
 def commands(workspace: Workspace, version: Version) -> list[str]:

@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bixse.data.pairs_files import load_several
+from bixse.data.run import read_record
 from bixse.errors import InputError
 from bixse.files.run_folder import RUN_FILE
 from bixse.rendering.plots import DEV_FIELD, Plot, merge_plot, training_plots
 from bixse.rendering.schema import MergeCurve, TrainingCurve, training_curve
 from bixse.training.config import LOG_FILE, MODEL_FOLDER, TrainConfig
-from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace, read_record
+from bixse.ui.workspace import BackgroundJob, Page, Visit, Workspace
 
 PANELS = {
     "loss": ("Training loss", "loss"),
@@ -83,9 +84,9 @@ def _train_state(folder: Path, version: str) -> TrainState:
                     entries.append(entry)
     record: dict[str, Any] = {}
     with suppress(InputError):
-        record = read_record(folder)
+        record = read_record(folder / RUN_FILE)
     last = {name: value for entry in entries for name, value in entry.items() if value is not None}
-    name, results = folder.resolve().name, record.get("results") or {}
+    name, results = folder.resolve().name, record.get("results", {})
     merged = results.get("merge") or {}
     merge = None
     if merged.get("points"):
@@ -99,11 +100,11 @@ def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The current state of the run's files."""
     state = train_state(workspace.run)
     record, last = state.record, state.last
-    optimizer = (record.get("config") or {}).get("optimizer") or {}
+    optimizer = record.get("config", {}).get("optimizer", {})
     epochs, steps = optimizer.get("num_train_epochs"), optimizer.get("max_steps")
     return {
         "version": state.version,
-        "results": record.get("results") or {},
+        "results": record.get("results", {}),
         "status": record.get("status", "running"),
         "step": last.get("step", 0),
         "share": last.get("step", 0) / steps if steps else (last.get("epoch", 0.0) / epochs if epochs else None),
@@ -167,7 +168,7 @@ class TrainBatches:
         from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
 
         job.begin("reading the pairs")
-        settings = read_record(self.folder).get("config") or {}
+        settings = read_record(self.folder / RUN_FILE)["config"]
         if not settings.get("pairs"):
             raise InputError(
                 f"{self.folder}: got no run.json with pairs; expected a run of `bixse train`; fix: wait for its start"
@@ -273,7 +274,7 @@ def _path(mask: NDArray[np.bool_]) -> str:
 
 def _has_batches(workspace: Workspace) -> bool:
     record = workspace.record  # a reranker of an earlier version read pairs or lists, and no matrix of a batch
-    return record.get("command") == "train" and (record.get("config") or {}).get("kind") != "reranker"
+    return record.get("command") == "train" and record["config"].get("kind") != "reranker"
 
 
 NOW, PICTURES = {"now": training}, {name: partial(_panel, name) for name in PANELS}
