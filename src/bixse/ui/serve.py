@@ -66,11 +66,14 @@ class Server:
                 routes.append(Route(f"/{page.name}/{name}", partial(self.respond, page, make), methods=["POST"]))
         settings = workspace.settings
         app = Starlette(routes=routes, exception_handlers={404: self.missing})
-        locked = self.page("signed-out.html.j2", 403, None, title="You are signed out")
+        why = "The server was restarted, or this browser is new. Open the link in the terminal. Nothing saved is lost."
+        locked = self.page("message.html.j2", 403, None, title="You are signed out", message=why, style="lead")
         self.guard = Guard(app, locked, self.sessions, settings.host, port, settings.is_local)
 
     async def missing(self, request: Request, error: Exception) -> Response:
-        return self.page("missing.html.j2", 404, request.scope["session"], title="There is no such page")
+        why = "A page is shown if the folder has its files."
+        values = {"title": "There is no such page", "message": why, "style": "lead"}
+        return self.page("message.html.j2", 404, request.scope["session"], **values)
 
     async def first(self, request: Request) -> Response:
         return RedirectResponse(f"/{self.pages[0].name}", 303)
@@ -165,6 +168,7 @@ class Server:
             "person": session.person if session is not None else "",
             "messages": [session.messages.pop(0) for _ in list(session.messages)] if session is not None else [],
             "workspace": self.workspace,
+            "style": "message",
         }
         environment = page_environment("bixse.ui")
         environment.filters.setdefault("shown", lambda value: printable(str(value)))
