@@ -48,7 +48,7 @@ from bixse.training.recipe import TrainResult
 from bixse.training.train import Trained
 
 Fields: TypeAlias = dict[str, Any]
-"""Field of `ReportData` -> value, "systems" as name -> metrics; the lists and mappings of several results are joined."""
+"""Field of `ReportData` -> value, "systems" as name -> metrics; lists and mappings of several results are joined."""
 SHOWN_CHANGES = 5
 """Number of gains, and of losses, whose rankings are shown."""
 SHOWN_DOCUMENTS, SHOWN_LETTERS = 5, 240

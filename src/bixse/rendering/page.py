@@ -88,7 +88,6 @@ def page_environment(package: str = "bixse.rendering") -> Environment:
         verdict_words=VERDICT_WORDS,
         verdict_text=wording.format_verdict,
         evidence=_evidence,
-        shade=_shade,
     )
     return environment
 
@@ -114,11 +113,6 @@ def _evidence(difference: Difference) -> str:
 
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
-
-
-def _shade(count: int, row: list[int]) -> str:
-    """The entry's share of its row, as a percentage of full colour."""
-    return f"{55 * count / max(1, sum(row)):.0f}%"
 
 
 def _with_code(text: str) -> Markup:

@@ -58,7 +58,8 @@ def _state(root: Path, folder: Path) -> RunState:
     facts = (name, folder, record["command"], record["status"], str(record.get("written") or ""))
     if record["command"] != "grade":
         return RunState(*facts)
-    summary, answers = record["results"].get("summary") or {}, {}
+    summary = record["results"].get("summary") or {}
+    answers: Mapping[str, int] = {}
     with suppress(BixseError):
         answers = answers_by_status(ledger_of(folder, record["results"]))
     pairs = summary["pairs"] + summary["not_asked"] if {"pairs", "not_asked"} <= summary.keys() else None
@@ -86,7 +87,7 @@ def home(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "most_runs": MOST_RUNS,
         "usd": sum(prices) if (prices := [run.usd for run in states if run.usd is not None]) else None,
         "usd_to_come": sum(run.usd_to_come or 0 for run in states),
-        "folders": {run.name: shlex.join(["bixse", "ui", str(run.folder)]) for run in states if run.name != "."},
+        "commands": [shlex.join(["bixse", "ui", str(run.folder)]) for run in states if run.name != "."],
     }
 
 
