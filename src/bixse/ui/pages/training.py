@@ -91,7 +91,7 @@ def _train_state(folder: Path, version: str) -> TrainState:
     merge = None
     if merged.get("points"):
         guards = sorted({change["collection"] for change in merged["changes"] if change["role"] == "guard"})
-        drawn = {key: merged.get(key) for key in ("weight", "points", "tolerance")}
+        drawn: Any = {key: merged.get(key) for key in ("weight", "points", "tolerance")}
         merge = MergeCurve(system=name, guards=guards, **drawn)
     return TrainState(version, record, last, training_curve(name, entries, results.get("best_step")), merge)
 
