@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bixse.data.run import RUN_FILE, read_record
+from bixse.data.run import read_record
 from bixse.errors import BixseError, InputError
+from bixse.files.run_folder import RUN_FILE
 from bixse.judging.grade import ledger_of
 from bixse.judging.ledgers.segments import answers_by_status
 from bixse.ui.workspace import Page, Visit, Workspace, runs_below
