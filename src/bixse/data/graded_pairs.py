@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import numpy as np
 import pyarrow as pa
@@ -37,11 +37,23 @@ if TYPE_CHECKING:
     import datasets
     import pandas
 
-    from bixse.data.corpus import JudgedCorpus
-    from bixse.relevance import GradeScale, Kind
+    from bixse.relevance import GradeScale, Kind, Qrels
 
 TEXTS_HELD = 2**6
 """Number of texts that are read before their memory-mapped pages are released."""
+
+
+class Judged(Protocol):
+    """The parts of a `Collection` that pairs are made of; its module reads files, which training needs not."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def corpus(self) -> Mapping[str, Any]: ...
+    @property
+    def queries(self) -> Mapping[str, str]: ...
+    @property
+    def qrels(self) -> Mapping[str, Qrels]: ...
 
 
 @dataclass(frozen=True)
@@ -181,7 +193,7 @@ class Pairs:
         return cls.from_arrow(dataset.with_format("arrow")[:])
 
     @classmethod
-    def from_collection(cls, collection: JudgedCorpus, split: str, scale: GradeScale) -> Pairs:
+    def from_collection(cls, collection: Judged, split: str, scale: GradeScale) -> Pairs:
         """Make pairs from the judgements of a split; `scale` maps grades to relevance; others are refused."""
         if split not in collection.qrels:
             raise InputError(
