@@ -37,7 +37,7 @@ import torch
 from bixse.data.pydocs import load_pydocs
 from bixse.judging.judge import Question
 from bixse.judging.judges.local_judge import LocalJudge
-from bixse.judging.rubrics import load_rubric, rubric_names
+from bixse.judging.rubrics import load_rubric, shipped_rubrics
 from measuring import OUT, Option, Timed, bare_products, linear_shapes, middle, options, ratio, ratios, show, timed
 
 if TYPE_CHECKING:
@@ -211,13 +211,13 @@ def main() -> None:
         quick={"queries": 1, "rounds": 1},
         out=OUT,
         dtype=Option("auto", "of the weights", ["auto", "float32", "bfloat16"]),
-        rubrics=Option(["trec-dl-0-3"], f"of {', '.join(rubric_names())}"),
+        rubrics=Option(["trec-dl-0-3"], f"of {', '.join(shipped_rubrics())}"),
         model=Option(MODEL, "the judge: a folder, package or hub name"),
         queries=Option(8, "queries of a round, about 11 documents each"),
         rounds=Option(3, "the median counts"),
     )
-    if unknown := sorted(set(given.rubrics) - set(rubric_names())):
-        raise SystemExit(f"--rubrics: got {', '.join(unknown)}; expected {', '.join(rubric_names())}")
+    if unknown := sorted(set(given.rubrics) - set(shipped_rubrics())):
+        raise SystemExit(f"--rubrics: got {', '.join(unknown)}; expected {', '.join(shipped_rubrics())}")
     show(rows_of(given), given.out)
 
 

@@ -10,7 +10,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.load_scorer import load_relevance_model, load_scorer
 from bixse.judging.judge import Question
-from bixse.judging.open_judge import JudgeSettings
+from bixse.judging.open_judge import JudgeConfig
 from bixse.judging.rubrics import load_rubric
 from helpers.command import call, refused
 from helpers.rerankers import save_reranker
@@ -109,12 +109,12 @@ def test_calibrate_fits_the_head_of_a_reranker(capsys, reranker, pairs, tmp_path
 def test_a_judge_grades_with_the_head_of_the_folder(tiny_model_path, tmp_path, head):
     folder = save_reranker(tiny_model_path, tmp_path / "model", head)
     rubric = load_rubric("trec-dl-0-3")
-    judge = JudgeSettings(name=f"cross-encoder:{folder}").open(rubric)
+    judge = JudgeConfig(judge={"name": f"cross-encoder:{folder}"}, rubric=rubric).open()
     (_, answer), *_ = judge.answers([Question("q", "d", "copy a file", "copy the file")])
     logit = load_scorer(folder).logits(["copy a file"], ["copy the file"])
     expected = (head or RelevanceHead(1.0, 0.0)).probability(logit)[0]
     assert answer.grade == pytest.approx(expected, abs=1e-5)
     assert (judge.identity["map"] == "logit") == (head is None or head.slope == 1.0)
-    stated = JudgeSettings(name=f"cross-encoder:{folder}", score_map="platt:2,1").open(rubric)
+    stated = JudgeConfig(judge={"name": f"cross-encoder:{folder}", "score_map": "platt:2,1"}, rubric=rubric).open()
     (_, other), *_ = stated.answers([Question("q", "d", "copy a file", "copy the file")])
     assert other.grade == pytest.approx(RelevanceHead(2.0, 1.0).probability(logit)[0], abs=1e-5)
