@@ -178,7 +178,7 @@ def bytes_of(*places: Path) -> str:
 class InstantJudge:
     """A judge that draws probabilities and grades at once; a replay judge would hold all its judgements in memory."""
 
-    name, at_once, warnings = "instant", 1, ()
+    name, at_once, warnings, doubts = "instant", 1, (), ()
     identity = {"model": "instant", "mode": "verbal"}  # noqa: RUF012
 
     def __init__(self) -> None:

@@ -355,9 +355,8 @@ def _of_suite(results: Mapping[str, Any]) -> Fields:
     queries = {
         name: sum(task["queries"] for task in each["tasks"].values()) for name, each in results["systems"].items()
     }
-    metric = next(iter(next(iter(systems.values()))))
     comparisons = [
-        Comparison(each["a"], each["b"], metric,
+        Comparison(each["a"], each["b"], next(iter(systems[each["a"]])),
                    Difference(each["mean"], each["low"], each["high"], each["bootstrap_p"], queries[each["a"]]))
         for each in results["comparisons"]
     ]  # fmt: skip

@@ -70,7 +70,7 @@ class Source:
         self.scale = self.grading.scale
         self.statuses: Counter[str] = Counter()
         """Number of judgements per status."""
-        self._notes: Counter[tuple[str, str]] = Counter()
+        self._notes: Counter[tuple[Path, str]] = Counter()
         """File or folder, and what its warning counts -> the count."""
         self._texts: dict[str, TextsById] = {}
         self._rows = 0
@@ -159,7 +159,7 @@ class Source:
                 for column, *fault in sorted(row.errors):
                     errors.add(row.number, column or None, *fault)
                 if row.note:
-                    self._notes[self.path.name, f"rows {row.note}"] += 1
+                    self._notes[self.path, f"rows {row.note}"] += 1
                 if row.errors:
                     continue
                 usable += row.judgements
@@ -172,7 +172,7 @@ class Source:
                 self._complete(item, task, judge)
             if self.grading.is_binary:
                 ignored = sum(item.score is not None and item.label is not None for item in usable)
-                self._notes[self.path.name, "texts have scores, which the map 'binary' ignores"] += ignored
+                self._notes[self.path, "texts have scores, which the map 'binary' ignores"] += ignored
             self._rows += len(rows)
             self.statuses.update(item.status for item in usable)
             yield usable
@@ -250,7 +250,7 @@ class Source:
         scores[0].extend(high)
         scores[1].extend(low)
         crossed = bool(high and low and max(low) > min(high))
-        self._notes[file.name, "rows score a negative above a positive"] += crossed
+        self._notes[file, "rows score a negative above a positive"] += crossed
 
     def _tell(self, file: Path, scores: tuple[array[float], array[float]], invalid: bool) -> None:
         """Add warnings on the scores of a file and on its name."""
@@ -283,7 +283,7 @@ class Source:
             counts = ", ".join(f"{count} {status}" for status, count in unusable.items())
             total = f"{sum(unusable.values())} of {sum(self.statuses.values())}"
             warnings.append(f"{name}: {total} judgements carry no grade ({counts})")
-        warnings += [f"{name}: {count} {note}" for (name, note), count in self._notes.items() if count]
+        warnings += [f"{path.name}: {count} {note}" for (path, note), count in self._notes.items() if count]
         return [*warnings, *self._warnings]
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bixse.data.columns import SCHEMA, Column
 from bixse.data.graded_pairs import Pair, Pairs
-from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.errors import ERRORS_SHOWN, InputError, InvalidFileError, shorten
 from bixse.files.parquet import footer_of, spool
 from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, read_rows, stem_of, write_rows
 from bixse.files.run_folder import in_run
@@ -230,14 +230,17 @@ def first_of_repeats(
         "document": (pairs.document_ids, pairs.documents),
     }
     for kind, (ids, texts) in named.items():
-        for row, before in pairs.other_texts(kind):
-            got = f"{shorten(ids[row])} for {shorten(texts[row])}, but{at(before)} for {shorten(texts[before])}"
+        for number, (row, before) in enumerate(pairs.other_texts(kind)):
+            got = ""  # of later ones the number alone is told, and there may be millions
+            if number < ERRORS_SHOWN:
+                got = f"{shorten(ids[row])} for {shorten(texts[row])}, but{at(before)} for {shorten(texts[before])}"
             add(row, f"{kind}_id", got, f"one {kind} text per id", fix_id)
     first = np.arange(len(pairs)) if fix_relevance is None else pairs.first_rows_of_pairs()
-    for row in np.flatnonzero(pairs.relevance != pairs.relevance[first]).tolist():
-        pair = f"query {shorten(pairs.queries[row])} and document {shorten(pairs.documents[row])}"
-        before = int(first[row])
-        got = f"{pairs.relevance[row]}, but{at(before)} {pairs.relevance[before]}, for {pair}"
+    for number, row in enumerate(np.flatnonzero(pairs.relevance != pairs.relevance[first]).tolist()):
+        got, before = "", int(first[row])
+        if number < ERRORS_SHOWN:
+            pair = f"query {shorten(pairs.queries[row])} and document {shorten(pairs.documents[row])}"
+            got = f"{pairs.relevance[row]}, but{at(before)} {pairs.relevance[before]}, for {pair}"
         add(row, "relevance", got, "one relevance per pair", fix_relevance or "")
     errors.raise_any()
     return np.equal(first, np.arange(len(pairs)))

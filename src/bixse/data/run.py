@@ -154,7 +154,7 @@ def read_record(path: Path) -> dict[str, Any]:
     if faults:
         raise InputError(
             f"{path}: got a damaged record ({', '.join(faults)}); expected the JSON that bixse wrote; "
-            "fix: choose another --out, or delete the folder"
+            "fix: copy the run folder again, or choose another --out"
         )
     return dict(earlier)
 

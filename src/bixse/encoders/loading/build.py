@@ -124,7 +124,7 @@ def _loaded(name_or_path: str | Path, device: str | None, trust_remote_code: boo
 
 
 @contextlib.contextmanager
-def loading(name: str, expected: str) -> Iterator[None]:
+def loading(name: str, expected: str, what: str = "model") -> Iterator[None]:
     """Turn errors of the libraries into a ModelError, and keep their output off the terminal."""
     try:
         with quiet_loading():
@@ -133,8 +133,8 @@ def loading(name: str, expected: str) -> Iterator[None]:
         raise  # of missing weights or a damaged relevance head
     except Exception as error:
         raise ModelError(
-            f"model {name!r}: got {type(error).__name__}: {first_fault(error)}; expected {expected}; fix: check the "
-            "name, that the folder holds tokenizer, config.json and model.safetensors, and that the hub can be reached"
+            f"{what} {name!r}: got {type(error).__name__}: {first_fault(error)}; expected {expected}; fix: check the "
+            "name, that the folder holds tokenizer, config.json and the weights, and that the hub can be reached"
         ) from error
 
 

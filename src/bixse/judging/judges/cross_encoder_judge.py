@@ -147,7 +147,7 @@ def score_map_of(text: str) -> ScoreMap:
 
 
 def _load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    with loading(name, "a CrossEncoder of sentence-transformers"):
+    with loading(name, "a CrossEncoder of sentence-transformers", "judge"):
         encoder = CrossEncoder(name, device=str(device), model_kwargs={"dtype": dtype})
     kinds = encoder.config.architectures or []
     trained = any(kind.endswith(("ForSequenceClassification", "ForCausalLM")) for kind in kinds)

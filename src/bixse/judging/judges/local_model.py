@@ -51,7 +51,7 @@ class LocalModel:
                     "'bixse[gguf]'"
                 )
         folder = Path(self.source)
-        with loading(self.requested, EXPECTED):
+        with loading(self.requested, EXPECTED, "judge"):
             self.tokenizer: Any = AutoTokenizer.from_pretrained(self.source, **self._settings)
             config = None if folder.is_dir() else AutoConfig.from_pretrained(self.source, **self._settings)
         self.device, self.dtype = str(self._device), str(self._dtype).removeprefix("torch.")
@@ -64,7 +64,7 @@ class LocalModel:
     def model(self) -> Any:
         """The model in evaluation mode; raise ModelError for missing weights or too little memory."""
         judge = f"judge {self.requested!r}"
-        with loading(self.requested, EXPECTED):
+        with loading(self.requested, EXPECTED, "judge"):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self.source, dtype=self._dtype, output_loading_info=True, **self._settings
             )

@@ -70,7 +70,11 @@ def train_state(folder: Path) -> TrainState:
     # the version is part of an id, of which htmx makes a selector: no dots
     paths = (folder / LOG_FILE, folder / RUN_FILE)
     version = "-".join(f"{(now := path.stat()).st_size}-{now.st_mtime_ns}" for path in paths if path.is_file())
-    return _train_state(folder, version)
+    with _READING:  # the page and its pictures come together: the log is parsed once, and plots are drawn once
+        return _train_state(folder, version)
+
+
+_READING = threading.Lock()
 
 
 @lru_cache(maxsize=1)
