@@ -134,7 +134,8 @@ def loading(name: str, expected: str, what: str = "model") -> Iterator[None]:
     except Exception as error:
         raise ModelError(
             f"{what} {name!r}: got {type(error).__name__}: {first_fault(error)}; expected {expected}; fix: check the "
-            "name, that the folder holds tokenizer, config.json and the weights, and that the hub can be reached"
+            "name, that the folder holds tokenizer, config.json and model.safetensors (or other weights), and that the "
+            "hub can be reached"
         ) from error
 
 
