@@ -15,8 +15,8 @@ ENTRIES = {"train": "bixse.training.recipe", "evaluate": "bixse.evaluation.evalu
 LIMITS = {
     "functions above 50 lines": 2,
     "private functions with one caller": 350,
-    "lines reached from train": 10_771,
-    "lines reached from evaluate": 5_376,
+    "lines reached from train": 10_772,
+    "lines reached from evaluate": 5_377,
     "classes of settings": 47,
     "settings": 300,
 }
