@@ -58,7 +58,7 @@ BUDGET = {
     "encoders": (3150, 30),
     "losses": (2510, 23),
     "search": (1030, 27),
-    "evaluation": (2030, 77),
+    "evaluation": (2020, 77),
     "calibration": (1500, 60),
     "training": (4200, 128),
     "reporting": (480, 22),

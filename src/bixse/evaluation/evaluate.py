@@ -88,16 +88,11 @@ class Evaluation(Mapping[str, float], Table):
             ) from error
 
 
-def evaluate_task(
-    system: System, task: Task, partial: Path | None = None, progress: ProgressBars | None = None
-) -> dict[str, Evaluation]:
-    """Return name of the query set -> evaluation, the corpus encoded once and nothing written.
-
-    `partial` is the file of `search_blocks` for a search that may be killed.
-    """
+def evaluate_task(system: System, task: Task, progress: ProgressBars | None = None) -> dict[str, Evaluation]:
+    """Return name of the query set -> evaluation, the corpus encoded once and nothing written."""
     doubts = system.check_answers(task, refuse=True)
     system.check(task.instructions)
-    runs, seconds = search_task(system, task, partial, progress)
+    runs, seconds = search_task(system, task, None, progress)
     return score_runs(system, task, runs, seconds, [*system.notes, *doubts])
 
 
@@ -106,7 +101,8 @@ def search_task(
 ) -> tuple[Mapping[str, Ranking], float]:
     """Return name of the query set -> run, and the seconds of the search.
 
-    A finished search without a document raises InputError: 0 would be the figure of a system, not of a broken input.
+    `partial` is the file of `search_blocks` for a search that may be killed. A finished search without a document
+    raises InputError: 0 would be the figure of a system, not of a broken input.
     """
     step = progress(f"{system.label}: {task.name}", task.count) if progress is not None else None
     started = time.perf_counter()
