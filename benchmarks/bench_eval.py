@@ -275,7 +275,7 @@ def gpu_rows(given: argparse.Namespace) -> Iterator[dict[str, object]]:
             "chunk": chunk,
             "rounds": given.rounds,
             "method": name,
-            "seconds": middle(timed_runs),
+            "seconds": middle(timed_runs, digits=7),
             **ratios(timed_runs, runs[BARE]),
             "teraflops": round(2e-12 * given.passages * given.queries * given.dim / middle(timed_runs, digits=9), 1),
             "extra_mib": peaks[name],
