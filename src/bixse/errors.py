@@ -20,6 +20,8 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose a kno
 
 
 SEEDS = 2**32  # exclusive upper bound: NumPy's
+LAST_VERSION = "1.0.0rc1"
+"""The last version that continues runs with settings or checkpoints of a kind that is gone."""
 ERRORS_SHOWN = 20
 """Number of errors per file that a message lists; the rest are counted."""
 _ERRORS_STORED = 1_000

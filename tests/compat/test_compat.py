@@ -11,7 +11,7 @@ import pytest
 import bixse
 from bixse.cli.main import parse
 from bixse.cli.verb import FINISHED_BEFORE
-from bixse.data.run import LAST_VERSION
+from bixse.errors import LAST_VERSION
 from compat.make import ANSWERED, FINISHED, FIXTURE, ODD_ENDS, QUERY, SHORTER, STOPPED_AT, VALUES, scores
 from helpers.command import call
 

@@ -11,13 +11,20 @@ from sentence_transformers.base.modules import Router
 from bixse.cli.main import main
 from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.run import LAST_VERSION
 from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.encoders.serving import older_settings
-from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, TrainingError
+from bixse.errors import (
+    LAST_VERSION,
+    InputError,
+    InterruptedRunError,
+    InvalidFileError,
+    ModelError,
+    OutputExistsError,
+    TrainingError,
+)
 from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.systems import EncoderSystem
@@ -124,19 +131,19 @@ def test_a_finished_run_with_a_damaged_record_is_refused(tmp_path, train_toy):
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    ("error", "raised", "status"),
     [
-        (RuntimeError("unexpected"), "failed"),
-        (TrainingError("no way on"), "failed"),
-        (KeyboardInterrupt(), "interrupted"),
+        (RuntimeError("unexpected"), RuntimeError, "failed"),
+        (TrainingError("no way on"), TrainingError, "failed"),
+        (KeyboardInterrupt(), InterruptedRunError, "interrupted"),
     ],
 )
-def test_only_a_stop_from_outside_is_recorded_as_interrupted(tmp_path, monkeypatch, train_toy, error, status):
+def test_only_a_stop_from_outside_is_recorded_as_interrupted(tmp_path, monkeypatch, train_toy, error, raised, status):
     def stop(*given, **named):
         raise error
 
     monkeypatch.setattr(GradedTrainer, "training_step", stop)
-    with pytest.raises(type(error)):
+    with pytest.raises(raised):
         train_toy(merge=None, dev=None)
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["status"] == status and record["timings"]["train"] > 0

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from bixse.errors import InputError, InterruptedRunError, OutputExistsError, shorten
+from bixse.errors import LAST_VERSION, InputError, InterruptedRunError, OutputExistsError, shorten
 from bixse.files.files import read_text, storage_errors, write_atomically
 from bixse.files.run_folder import RUN_FILE
 
@@ -203,8 +203,6 @@ LEFT: Mapping[str, Any] = {
 TEN_WEIGHTS = [*(step / 10 for step in range(1, 10)), 1]
 REPLACED: Mapping[str, Any] = {"merge.weights": TEN_WEIGHTS, "candidates": TEN_WEIGHTS}
 """Setting whose default is null now -> the default that earlier versions recorded: it is of the same run as null."""
-LAST_VERSION = "1.0.0rc1"
-"""The last version that has the settings in `LEFT`."""
 
 
 def _changes(earlier: Mapping[str, Any], record: Run) -> str:

@@ -18,6 +18,7 @@ from bixse.progress import size
 from bixse.relevance import normal_form
 from bixse.training.config import CHECKPOINT_FOLDER
 from bixse.training.dev_evaluation import dev_figures
+from bixse.training.distributed import raise_together
 from bixse.training.loop.batches import prompts_of
 from bixse.training.loop.trainer import FIX
 
@@ -40,6 +41,7 @@ FEWEST_LOSSES = 3
 """Minimum number of log entries whose median is the first or last loss: a tenth of all, at least 3, at most half."""
 
 
+@raise_together()
 def check_space(out: Path, trainer: GradedTrainer) -> None:
     """Refuse, by a StorageError, a disk too small for the model and its checkpoints, or for the tokens of the texts."""
     disks: dict[int, list[tuple[Path, int]]] = {}

@@ -8,20 +8,15 @@ from __future__ import annotations
 import atexit
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from bixse.encoders.loading.precision import use_precision
 from bixse.errors import BixseError, InputError
-from bixse.files.files import alone_in, storage_errors
 from bixse.machine import launched_number
 
 if TYPE_CHECKING:
     import torch
-
-    from bixse.data.run import Run, Status
 
 NUMBERS_AT_ONCE = 2**23
 """Gradient values summed over the processes in one message: 32 MB of float32."""
@@ -83,55 +78,6 @@ def raise_together() -> Iterator[None]:
     errors = [other for other in gather_object([error]) if other is not None]
     if errors:
         raise errors[0].of_all_processes()
-
-
-class RunGuard(ExitStack):
-    """The context around the steps of a training run: its precision, its processes and its folder."""
-
-    record: Run
-
-    def __init__(self, out: Path, precision: str) -> None:
-        super().__init__()
-        self.out, self.precision = out, precision
-
-    def __enter__(self) -> Self:
-        init_distributed()
-        self.enter_context(use_precision(self.precision))
-        return self
-
-    def begin_writing(self) -> None:
-        """Hide the library's progress bars from now on, and leave no empty folder behind after a refusal."""
-        from bixse.encoders.loading.build import no_library_bars  # not at the top: the command line imports this module
-
-        self.enter_context(no_library_bars())
-        self.push(self._clear_if_refused)
-
-    def lock(self, record: Run) -> None:
-        """Lock the folder and write its record there; a later Ctrl-C is written into the record."""
-        self.record = record
-        with raise_together():
-            if is_main_process():
-                self.enter_context(alone_in(self.out))
-        self.enter_context(storage_errors(self.out))
-        self.push(self._record_interrupt)
-        self.save_record("running")
-
-    def save_record(self, status: Status) -> None:
-        if is_main_process():
-            self.record.save(status)
-
-    def _record_interrupt(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, KeyboardInterrupt):
-            self.save_record("interrupted")
-
-    def _clear_if_refused(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Remove the empty folders of a refused command."""
-        from bixse.training.config import CHECKPOINT_FOLDER  # not at the top: the command line imports this module
-
-        # the trainer makes them before the checks end
-        for folder in (self.out / CHECKPOINT_FOLDER, self.out) if isinstance(error, BixseError) else ():
-            with suppress(OSError):
-                folder.rmdir()
 
 
 def check_agreement(named: Mapping[str, Any]) -> None:

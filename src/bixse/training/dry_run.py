@@ -82,7 +82,7 @@ def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
 
 
 def _plan(config: TrainConfig, out: Path) -> TrainPlan:
-    inputs = open_training(config, out)
+    inputs, _ = open_training(config, out)
     parts = make_parts(config, inputs)
     pairs, model, evaluator = inputs.pairs, parts.loss.model, parts.evaluator
     short = config.model_copy(update={"report_to": ()})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,7 +49,6 @@ from bixse.training.config import (
 from bixse.training.dev_evaluation import DevEvaluator, EvalCorpus, dev_evaluator, queries_of, warnings_of
 from bixse.training.distributed import (
     PATIENCE,
-    RunGuard,
     any_process,
     check_agreement,
     is_main_process,
@@ -74,7 +71,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import Pairs
-    from bixse.data.run import Run, Status
     from bixse.data.task_instructions import Instructions
     from bixse.losses import GradedLoss
 
@@ -116,7 +112,7 @@ class TrainResult:
 
 
 class Inputs(NamedTuple):
-    """The objects that a run works on, and its record."""
+    """The objects that a run works on."""
 
     model: str | SentenceTransformer
     """Name or folder of the model, or the model, which stays as it is."""
@@ -126,7 +122,6 @@ class Inputs(NamedTuple):
     instructions: Instructions | None
     eval_corpora: list[EvalCorpus]
     """Dev and guard; empty without dev."""
-    record: Run
 
 
 @dataclass(frozen=True)
@@ -139,20 +134,16 @@ class Parts:
     standardised: Standardised | None
 
 
-def run_training(config: TrainConfig, inputs: Inputs, guard: RunGuard, title: str | None = None) -> TrainResult:
-    """Train, merge and save below the folder of the guard, with a progress bar under `title`.
+def run_training(
+    config: TrainConfig, out: Path, inputs: Inputs, parts: Parts, trainer: GradedTrainer, progress: bool = False
+) -> TrainResult:
+    """Train, merge and save below a folder, from the last checkpoint there.
 
-    Training continues from the last checkpoint of the folder. See `bixse.training.train.train_into` for the errors.
+    See `bixse.training.train.train_into` for the errors.
     """
-    out, started = guard.out, time.perf_counter()
-    parts = make_parts(config, inputs)
-    guard.begin_writing()
-    trainer = make_trainer(config, out, inputs, parts, title)
-    with raise_together():
-        checks.check_space(out, trainer)
-    base = _weights_to_merge_with(config, inputs, trainer)
-    guard.lock(inputs.record)
-    warnings = parts.warnings + _run_trainer(trainer, out, guard, then_merge=base is not None)
+    can_be_merged = config.merge is not None and (inputs.eval_corpora or config.merge.weights is not None)
+    base = trained_weights(trainer.loss.model) if can_be_merged else None
+    warnings = parts.warnings + _run_trainer(trainer, out, then_merge=base is not None)
     history = [
         {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
         for entry in trainer.state.log_history
@@ -163,7 +154,7 @@ def run_training(config: TrainConfig, inputs: Inputs, guard: RunGuard, title: st
     targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
     merged, head = None, trainer.loss.trained_head(sum(targets) / len(targets) if targets else None)
     if base is not None:
-        merged, head = _merge_tuned(config, out, trainer, base, inputs.eval_corpora, head, title is not None)
+        merged, head = _merge_tuned(config, out, trainer, base, inputs.eval_corpora, head, progress)
         warnings += merged.warnings()
     result = TrainResult(
         model_path=out / MODEL_FOLDER,
@@ -175,7 +166,10 @@ def run_training(config: TrainConfig, inputs: Inputs, guard: RunGuard, title: st
         merge=merged,
         standardised=parts.standardised,
     )
-    _save(result, trainer.unsharded_model(), head, guard, trainer, started)
+    unsharded = trainer.unsharded_model()
+    with raise_together(), storage_errors(out):
+        if is_main_process():
+            _save_model(trainer, unsharded, head, result.model_path, merged, out / ADAPTER_FOLDER)
     return result
 
 
@@ -340,37 +334,15 @@ def _check_trackers(names: Sequence[str]) -> None:
         )
 
 
-@raise_together()
-def _weights_to_merge_with(config: TrainConfig, inputs: Inputs, trainer: GradedTrainer) -> Weights | None:
-    """Return the weights before training if w can be chosen on dev or is given, else None."""
-    if config.merge is None or (not inputs.eval_corpora and config.merge.weights is None):
-        return None
-    return trained_weights(trainer.loss.model)
-
-
-def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge: bool) -> list[str]:
+def _run_trainer(trainer: GradedTrainer, out: Path, then_merge: bool) -> list[str]:
     """Train from the last checkpoint, if any, and return warnings of checkpoints that could not be used."""
-    stop, started = StopOnInterrupt(), time.perf_counter()
+    stop = StopOnInterrupt()
     trainer.add_callback(stop)
     checkpoint, warnings = checkpoint_to_resume(out / CHECKPOINT_FOLDER)
     check_agreement({"checkpoint": checkpoint})
     before = checks.embedding_spreads(trainer.loss.model, trainer.pairs)
-    ended: Status = "failed"
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.check_finite()
-        state = trainer.state
-        is_done = state.global_step >= state.max_steps
-        if is_done:
-            losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
-            after = checks.embedding_spreads(trainer.loss.model, trainer.pairs)
-            checks.check_learned(before, after, losses, trainer.evaluator is not None)
-            # a Ctrl-C during the last step ends the run only if the merge is still to come
-            is_done = not (then_merge and any_process(stop.requested, trainer.args.device))
-        ended = "running" if is_done else "interrupted"
-    except KeyboardInterrupt:
-        ended = "interrupted"
-        raise
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"training: got a batch that does not fit into the memory of {trainer.args.device} "
@@ -379,10 +351,16 @@ def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge:
         ) from error
     finally:
         stop.release()
-        if ended != "running":
-            _add_timings(guard, started, trainer)
-            guard.save_record(ended)
-    if ended != "running":
+    trainer.check_finite()
+    state = trainer.state
+    is_done = state.global_step >= state.max_steps
+    if is_done:
+        losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+        after = checks.embedding_spreads(trainer.loss.model, trainer.pairs)
+        checks.check_learned(before, after, losses, trainer.evaluator is not None)
+        # a Ctrl-C during the last step ends the run only if the merge is still to come
+        is_done = not (then_merge and any_process(stop.requested, trainer.args.device))
+    if not is_done:
         done = f"got Ctrl-C or SIGTERM after step {state.global_step} of {state.max_steps}"
         raise InterruptedRunError(f"{out}: {done}; the last checkpoint is kept; the same command continues from it")
     return warnings
@@ -419,18 +397,6 @@ def _merge_tuned(
     return merged, head
 
 
-@raise_together()
-def _save(result: TrainResult, model: Any, head: Any, guard: RunGuard, trainer: GradedTrainer, started: float) -> None:
-    if not is_main_process():
-        return
-    with storage_errors(guard.out):
-        _save_model(trainer, model, head, result.model_path, result.merge, guard.out / ADAPTER_FOLDER)
-        guard.record.results = result.to_json()
-        _add_timings(guard, started, trainer)
-        guard.save_record("finished")
-    shutil.rmtree(guard.out / CHECKPOINT_FOLDER, ignore_errors=True)
-
-
 def _save_model(
     trainer: GradedTrainer,
     encoder: SentenceTransformer,
@@ -450,9 +416,3 @@ def _save_model(
             model.float()  # bf16 would round away a part of the adapters' change
             merge_lora(model)
         save_whole(model, folder, merged.card() if merged is not None else "")
-
-
-def _add_timings(guard: RunGuard, started: float, trainer: GradedTrainer) -> None:
-    """Add this process's seconds, in total and in training steps, to the seconds of earlier processes."""
-    guard.record.timings["train"] += time.perf_counter() - started
-    guard.record.timings["steps"] += trainer.figures.seconds

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import paths_or_pairs
-from bixse.data.run import open_run
+from bixse.data.run import Run, open_run
 from bixse.data.task_instructions import load_instructions
-from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes, model_path_settings
-from bixse.errors import InterruptedRunError
-from bixse.files.files import work_folder
+from bixse.encoders.loading.build import (
+    IN_MEMORY,
+    build_encoder,
+    model_hashes,
+    model_path_settings,
+    no_library_bars,
+)
+from bixse.encoders.loading.precision import use_precision
+from bixse.errors import BixseError, InterruptedRunError
+from bixse.files.files import alone_in, storage_errors, work_folder
 from bixse.rendering.table import Cell, Table
+from bixse.training.checks import check_space
 from bixse.training.config import CHECKPOINT_FOLDER, MODEL_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures
-from bixse.training.distributed import RunGuard, check_agreement, raise_together
+from bixse.training.distributed import check_agreement, init_distributed, is_main_process, raise_together
 from bixse.training.loop.checkpoints import checkpoint_to_resume
-from bixse.training.recipe import Inputs, TrainResult, run_training
+from bixse.training.recipe import Inputs, TrainResult, make_parts, make_trainer, run_training
 from bixse.training.sources import (
     Sources,
     given_collections,
@@ -34,6 +45,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.training.loop.trainer import GradedTrainer
     from bixse.training.merge import MergeResult
 
 log = logging.getLogger(__name__)
@@ -146,19 +158,29 @@ def train_into(
         StorageError: the disk is full.
         InterruptedRunError: Ctrl-C stopped the run after a checkpoint.
     """
-    with RunGuard(out, config.precision) as guard:
+    started = time.perf_counter()
+    init_distributed()
+    with use_precision(config.precision):
         config = config.resolved()
-        inputs = open_training(config, out, given)
-        record, model_path = inputs.record, out / MODEL_FOLDER
+        inputs, record = open_training(config, out, given)
         check_agreement({"settings": record.fingerprint, "status of the run": record.status})
-        if record.status == "finished" and model_path.is_dir():
-            record.results["model_path"] = model_path
+        if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
+            record.results["model_path"] = out / MODEL_FOLDER
             return record.result(TrainResult, lambda _: [])
-        return run_training(config, inputs, guard, title if progress else None)
+        parts = make_parts(config, inputs)
+        with no_library_bars(), _refused_without_a_folder(out):
+            trainer = make_trainer(config, out, inputs, parts, title if progress else None)
+            check_space(out, trainer)
+            with _recorded(record, trainer, started):
+                result = run_training(config, out, inputs, parts, trainer, progress)
+                record.results = result.to_json()
+    if is_main_process():
+        shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
+    return result
 
 
 @raise_together()
-def open_training(config: TrainConfig, out: Path, given: Sources | None = None) -> Inputs:
+def open_training(config: TrainConfig, out: Path, given: Sources | None = None) -> tuple[Inputs, Run]:
     """Read what a run works on, and the record of the run with their hashes; nothing is written."""
     (model,), source, splits = given or Sources([config.model], config.pair_files, splits_of(config))
     pairs, where, hashes = read_pairs(source)
@@ -169,4 +191,35 @@ def open_training(config: TrainConfig, out: Path, given: Sources | None = None) 
         hashes["instructions"] = table.content_hash()
     record = open_run(out, "train", config.identity(), hashes, paths)
     eval_corpora = load_eval_corpora(splits, config.merge.documents if config.merge is not None else None)
-    return Inputs(model, pairs, where, table, eval_corpora, record)
+    return Inputs(model, pairs, where, table, eval_corpora), record
+
+
+@contextmanager
+def _refused_without_a_folder(out: Path) -> Iterator[None]:
+    """Remove the empty folders of a command that is refused: the trainer makes them before the checks end."""
+    try:
+        yield
+    except BixseError:
+        for folder in (out / CHECKPOINT_FOLDER, out):
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+@contextmanager
+def _recorded(record: Run, trainer: GradedTrainer, started: float) -> Iterator[None]:
+    """Lock the folder of a run, and record there how the block ends, both in the first process alone."""
+    with ExitStack() as stack:
+        with raise_together():
+            if is_main_process():
+                stack.enter_context(alone_in(record.folder))
+        stack.enter_context(storage_errors(record.folder))
+        if is_main_process():
+            record.save("running")
+            stack.enter_context(record.ending())
+        try:
+            yield
+        finally:
+            # with the seconds of earlier processes; `steps` leaves out evaluation and saving
+            record.timings["train"] += time.perf_counter() - started
+            record.timings["steps"] += trainer.figures.seconds

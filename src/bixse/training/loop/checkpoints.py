@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load, save
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from bixse.data.run import LAST_VERSION
-from bixse.errors import TrainingError
+from bixse.errors import LAST_VERSION, TrainingError
 from bixse.files.files import HASHES_FILE, damage, write_atomically
 from bixse.progress import Progress
 from bixse.training.distributed import any_process, raise_together
