@@ -20,6 +20,7 @@ from bixse.encoders.loading.precision import autocast
 from bixse.encoders.weights import add_lora, set_dropout
 from bixse.losses import BiXSELoss
 from encoders.conftest import save
+from helpers import attention
 from helpers.batches import padded_left
 from helpers.toy import BERT_SIZES
 
@@ -41,6 +42,7 @@ def without_padding(monkeypatch):
     def context():
         with monkeypatch.context() as patch:
             patch.setattr(unpadded, "has_kernel", lambda *_: True)
+            patch.setattr(unpadded, "varlen_attn", attention.per_text)
             yield
 
     return context
@@ -191,11 +193,11 @@ def test_a_text_without_tokens_has_the_embedding_zero(tiny_model, without_paddin
 
 
 def test_a_model_that_attends_across_texts_is_read_with_padding(tiny_model, without_padding, monkeypatch, caplog):
-    def across(heads, starts, *rest):
-        return reference(heads, starts[[0, -1]], *rest)
+    def across(query, key, value, starts, *rest, **options):
+        return reference(query, key, value, starts[[0, -1]], *rest, **options)
 
-    reference = unpadded._per_text
-    monkeypatch.setattr(unpadded, "_per_text", across)
+    reference = attention.per_text
+    monkeypatch.setattr(attention, "per_text", across)
     features = tiny_model.preprocess(TEXTS)
     expected = embed_features(tiny_model, features)
     with without_padding():
@@ -219,13 +221,13 @@ def test_a_model_that_takes_no_flat_texts_is_read_with_padding(tiny_model, witho
 def test_the_comparison_holds_inside_the_wrapper_of_a_trainer(tiny_model, without_padding, monkeypatch):
     """accelerate computes the encoder's forward in an autocast that none outside can leave."""
 
-    def rounded_otherwise(*arguments):
-        attended = reference(*arguments)
+    def rounded_otherwise(*arguments, enable_gqa=False, **options):
+        attended = reference(*arguments, enable_gqa=enable_gqa, **options)
         return attended + 2**-6 * attended.abs().mean() * torch.randn_like(attended)  # as the kernel of a GPU does
 
-    reference = unpadded._per_text
+    reference = attention.per_text
     torch.manual_seed(0)
-    monkeypatch.setattr(unpadded, "_per_text", rounded_otherwise)
+    monkeypatch.setattr(attention, "per_text", rounded_otherwise)
     monkeypatch.setattr(tiny_model, "forward", torch.autocast("cpu", torch.bfloat16)(tiny_model.forward))
     with without_padding(), autocast("cpu", "bfloat16"), torch.no_grad():
         embed_features(tiny_model, tiny_model.preprocess(TEXTS))
@@ -285,8 +287,9 @@ def test_the_kernel_is_called_as_each_version_of_pytorch_defines_it(monkeypatch,
     def kernel(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1)):
         calls.append((query.dtype, key.shape, max_q, window_size))
         assert key.shape[1] == query.shape[1] or has_option
-        flat = [part.transpose(0, 1)[None].float() for part in (query, key, value)]
-        return unpadded._per_text(flat, cu_seq_q, max_k, scale, window_size)[0].to(query.dtype)
+        grouped = key.shape[1] != query.shape[1]
+        options = {"scale": scale, "window_size": window_size, "enable_gqa": grouped}
+        return attention.per_text(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **options)
 
     def with_option(*arguments, enable_gqa=False, **options):
         assert enable_gqa == grouped
@@ -296,9 +299,10 @@ def test_the_kernel_is_called_as_each_version_of_pytorch_defines_it(monkeypatch,
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, *([2, 2] if grouped else [4, 4])))
     starts, window = torch.tensor([0, 3, 9], dtype=torch.int32), (2, 0)
-    expected = unpadded._per_text((query, key, value), starts, 6, 0.3, window)
+    flat = [part[0].transpose(0, 1) for part in (query, key, value)]
+    expected = attention.per_text(*flat, starts, starts, 6, 6, scale=0.3, window_size=window, enable_gqa=grouped)
     attended = unpadded._varlen((query, key, value.bfloat16()), starts, 6, 0.3, window)
-    torch.testing.assert_close(attended.float(), expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(attended[0].float(), expected, rtol=0.02, atol=0.02)
     assert calls == [(torch.bfloat16, (9, 2 if grouped and has_option else 4, 8), 6, (2, 0))]
 
 

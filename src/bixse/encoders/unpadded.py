@@ -6,14 +6,13 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import normalize, scaled_dot_product_attention
+from torch.nn.functional import normalize
 
 from bixse.encoders.processes import is_sharded
 from bixse.errors import first_fault
@@ -122,8 +121,7 @@ def attend(
         reach = sliding_window - (is_causal is not False)
         left = reach if reach < longest - 1 else -1
     window = (left, 0 if causal else left)
-    attention = _varlen if query.is_cuda else _per_text
-    return attention((query, key, value), options["cu_seq_lens_k"], longest, scaling, window), None
+    return _varlen((query, key, value), options["cu_seq_lens_k"], longest, scaling, window), None
 
 
 def _varlen(
@@ -142,22 +140,6 @@ def _varlen(
     flat = [part[0].transpose(0, 1).to(dtype) for part in (query, key, value)]
     attended: Tensor = varlen_attn(*flat, starts, starts, longest, longest, **options)
     return attended[None]
-
-
-def _per_text(
-    heads: Sequence[Tensor], starts: Tensor, longest: int, scale: float | None, window: tuple[int, int]
-) -> Tensor:
-    """Return (1, S, H, d) by SDPA of one text after the other: the reference, and every device without the kernel."""
-    parts: list[Tensor] = []
-    left, right = window
-    for start, end in pairwise(starts.tolist()):
-        query, key, value = (part[:, :, start:end] for part in heads)
-        position = torch.arange(end - start, device=query.device)
-        distance = position - position[:, None]  # of the key from the query
-        mask = (distance >= (-left if left >= 0 else -longest)) & (distance <= (right if right >= 0 else longest))
-        grouped = query.shape[1] != key.shape[1]
-        parts.append(scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped))
-    return torch.cat(parts, dim=2).transpose(1, 2)
 
 
 def is_possible(model: Any, features: Features, device: torch.device) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -36,6 +34,7 @@ EpochIndex: TypeAlias = tuple[int, int]
 COUNTS = ("queries", "pairs", "duplicate_documents", "filled_entries", "masked_entries", "tokens")
 """Counts of a batch in one process, under its key `counts`; tokens without padding."""
 BATCHES_AHEAD = 3
+"""Batches that a thread makes while the last ones are trained on."""
 
 
 class BatchPlan(Sampler[list[EpochIndex]]):
@@ -162,31 +161,6 @@ class KnownGrades:
         rows = np.repeat(np.arange(len(queries)), numbers)
         before = np.repeat(np.cumsum(numbers) - numbers, numbers)
         return rows, np.repeat(self.offsets[queries], numbers) + np.arange(len(rows)) - before
-
-
-class ReadAhead(Iterator[Any]):
-    """An iterator over batches that one thread makes while the last ones are trained on.
-
-    An error in the thread is raised here with its traceback. `close` ends the thread.
-    """
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches = batches
-        self._thread = ThreadPoolExecutor(1, "bixse-batches")
-        self._made = deque(self._thread.submit(next, batches, None) for _ in range(BATCHES_AHEAD))
-
-    def __next__(self) -> Any:
-        batch = self._made.popleft().result() if self._made else None
-        if batch is None:
-            self.close()
-            raise StopIteration
-        self._made.append(self._thread.submit(next, self.batches, None))
-        return batch
-
-    def close(self) -> None:
-        """End the thread after the batch that it makes now."""
-        self._made.clear()
-        self._thread.shutdown(cancel_futures=True)
 
 
 class GradedCollator:

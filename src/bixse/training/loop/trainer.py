@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +31,10 @@ from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError, StorageError
 from bixse.files.files import cache_folder, storage_errors, write_atomically, write_hashes
 from bixse.losses import BiXSELoss, GradedLoss, GradedTargets
+from bixse.machine import ahead
 from bixse.training.config import DIVERGED_FILE
 from bixse.training.distributed import average_gradients, raise_together
-from bixse.training.loop.batches import BATCHES_AHEAD, BatchPlan, GradedCollator, GroupDataset, ReadAhead, prompts_of
+from bixse.training.loop.batches import BATCHES_AHEAD, BatchPlan, GradedCollator, GroupDataset, prompts_of
 from bixse.training.loop.checkpoints import (
     ProgressBar,
     check_checkpoint,
@@ -122,7 +123,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Folder that keeps the tokens for later runs; None for a file that is deleted with the process."""
         self.diverged_file = Path(args.output_dir or ".") / DIVERGED_FILE
         """File for the batch whose loss is not finite."""
-        self._ahead: ReadAhead | None = None
+        self._ahead: tuple[Iterator[Any], Generator[Any]] | None = None
         collator = GradedCollator(
             Tokenisation(model, args.train_max_length),
             self.pairs,
@@ -169,19 +170,21 @@ class GradedTrainer(SentenceTransformerTrainer):
         shown = any(isinstance(callback, ProgressBar) for callback in self.callback_handler.callbacks)
         self.data_collator.tokenise(rows, self.token_cache, "tokenise" if shown else None)
 
-    def _read_ahead(self, batches: Iterator[Any] | None) -> ReadAhead | None:
-        """Return the thread that makes these batches ahead of the steps; None ends the thread."""
-        if self._ahead is not None and self._ahead.batches is not batches:
-            self._ahead.close()
+    def _read_ahead(self, batches: Iterator[Any] | None) -> Iterator[Any]:
+        """Return these batches as a thread makes them ahead of the steps; None ends the thread."""
+        if self._ahead is not None and self._ahead[0] is not batches:
+            self._ahead[1].close()
             self._ahead = None
-        if self._ahead is None and batches is not None:
-            self._ahead = ReadAhead(batches)
-        return self._ahead
+        if batches is None:
+            return iter(())
+        if self._ahead is None:
+            self._ahead = batches, ahead(partial(next, batches), repeat(None), BATCHES_AHEAD)
+        return iter(partial(next, self._ahead[1]), None)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
         """Take the next batches from the thread; a model's tokenizer serves one thread alone, and makes them here."""
         if self.args.dataloader_num_workers == 0 and self.data_collator.is_tokenised:
-            epoch_iterator = self._read_ahead(epoch_iterator) or epoch_iterator
+            epoch_iterator = self._read_ahead(epoch_iterator)
         return super().get_batch_samples(epoch_iterator, *args, **kwargs)
 
     def unsharded_model(self) -> SentenceTransformer:
