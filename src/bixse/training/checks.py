@@ -17,7 +17,7 @@ from bixse.errors import DivergedError, InputError, StorageError
 from bixse.progress import size
 from bixse.relevance import normal_form
 from bixse.training.config import CHECKPOINT_FOLDER
-from bixse.training.dev_evaluation import dev_figures
+from bixse.training.dev_evaluation import EvalCorpus, dev_figures, sets_of
 from bixse.training.distributed import raise_together
 from bixse.training.loop.batches import prompts_of
 from bixse.training.loop.trainer import FIX
@@ -44,20 +44,6 @@ FEWEST_LOSSES = 3
 @raise_together()
 def check_space(out: Path, trainer: GradedTrainer) -> None:
     """Refuse, by a StorageError, a disk too small for the model and its checkpoints, or for the tokens of the texts."""
-    disks: dict[int, list[tuple[Path, int]]] = {}
-    for folder, number in _bytes_to_write(out, trainer).items():
-        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        disks.setdefault(existing.stat().st_dev, []).append((existing, number))
-    for entries in disks.values():
-        free, wanted = shutil.disk_usage(entries[0][0]).free, sum(number for _, number in entries)
-        if free < wanted:
-            raise StorageError(
-                f"{out}: got {size(free)} of free space in {entries[0][0]}; expected {size(wanted)} for checkpoints, "
-                "model and tokens; fix: free disk space, or choose another --out folder or BIXSE_CACHE_DIR"
-            )
-
-
-def _bytes_to_write(out: Path, trainer: GradedTrainer) -> dict[Path, int]:
     parameters = list(trainer.loss.model.parameters())
     weights = sum(part.numel() * part.element_size() for part in parameters)
     moments = 8 * sum(part.numel() for part in parameters if part.requires_grad)  # two float32 numbers of Adam
@@ -70,7 +56,17 @@ def _bytes_to_write(out: Path, trainer: GradedTrainer) -> dict[Path, int]:
             rows, number = sampled(trainer.pairs.distinct(kind).tolist())
             letters = sum(map(len, trainer.pairs.texts(kind, rows)))
             needed[trainer.token_cache] += letters * number // len(rows)  # a token has four letters, and four bytes
-    return needed
+    disks: dict[int, list[tuple[Path, int]]] = {}
+    for folder, number in needed.items():
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        disks.setdefault(existing.stat().st_dev, []).append((existing, number))
+    for entries in disks.values():
+        free, wanted = shutil.disk_usage(entries[0][0]).free, sum(number for _, number in entries)
+        if free < wanted:
+            raise StorageError(
+                f"{out}: got {size(free)} of free space in {entries[0][0]}; expected {size(wanted)} for checkpoints, "
+                "model and tokens; fix: free disk space, or choose another --out folder or BIXSE_CACHE_DIR"
+            )
 
 
 def check_pairs(where: object, word: str, loss: GradedLoss, pairs: Pairs, documents_per_query: int | None) -> list[str]:
@@ -91,6 +87,13 @@ def check_pairs(where: object, word: str, loss: GradedLoss, pairs: Pairs, docume
             f"{loss.learned_otherwise} from them"
         ]
     return []
+
+
+def check_held_out(eval_corpora: Sequence[EvalCorpus], queries: Iterable[str], allowed: bool) -> list[str]:
+    """Return the warnings of dev and guard, and refuse their queries as `check_not_trained_on` does."""
+    named = {f"{part.role} {part.name}": part.queries for _, part in sets_of(eval_corpora)}
+    of_ids = [f"{each.name}/{line}" for each in eval_corpora for line in each.warnings]
+    return of_ids + check_not_trained_on(named, queries, allowed)
 
 
 def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Iterable[str], allowed: bool) -> list[str]:

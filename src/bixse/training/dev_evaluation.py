@@ -142,16 +142,6 @@ def sets_of(eval_corpora: Sequence[EvalCorpus], role: Role | None = None) -> lis
     return [(corpus, queries) for corpus in eval_corpora for queries in corpus.sets if role in (None, queries.role)]
 
 
-def queries_of(eval_corpora: Sequence[EvalCorpus]) -> dict[str, Mapping[str, str]]:
-    """Return role and name -> query id -> text."""
-    return {f"{part.role} {part.name}": part.queries for _, part in sets_of(eval_corpora)}
-
-
-def warnings_of(eval_corpora: Sequence[EvalCorpus]) -> list[str]:
-    """Return the warnings of dev and guard about their ids."""
-    return [f"{each.name}/{line}" for each in eval_corpora for line in each.warnings]
-
-
 class DevEvaluator(BaseEvaluator):
     """Graded nDCG@10 and the other metrics on small dev collections: the headline is `dev_ndcg@10`.
 

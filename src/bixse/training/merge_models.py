@@ -24,9 +24,8 @@ from bixse.errors import ModelError
 from bixse.files.files import alone_in, storage_errors, work_folder
 from bixse.rendering.table import Cell, Table
 from bixse.settings import paths_in
-from bixse.training.checks import check_not_trained_on
+from bixse.training.checks import check_held_out
 from bixse.training.config import MODEL_FOLDER
-from bixse.training.dev_evaluation import queries_of, warnings_of
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge import MergeResult, refitted_head, set_best_weights
 from bixse.training.merge_config import MergeModelsConfig, with_settings_of_run
@@ -155,8 +154,7 @@ def merge_into(
     models, source, splits = given or Sources(names, paths_in(config.pairs), splits_of(config))
     eval_corpora = load_eval_corpora(splits, config.documents)
     graded, _, inputs = read_pairs(source) if len(source) else (None, "", {})
-    warnings = warnings_of(eval_corpora)
-    warnings += check_not_trained_on(queries_of(eval_corpora), graded.queries if graded else [], allowed=True)
+    warnings = check_held_out(eval_corpora, graded.queries if graded else [], allowed=True)
     for number, model in enumerate(models):
         inputs |= {f"{number}/{name}": value for name, value in model_hashes(model).items()}
     inputs |= split_hashes(splits)

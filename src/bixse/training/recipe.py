@@ -46,7 +46,7 @@ from bixse.training.config import (
     TUNED_FOLDER,
     TrainConfig,
 )
-from bixse.training.dev_evaluation import DevEvaluator, EvalCorpus, dev_evaluator, queries_of, warnings_of
+from bixse.training.dev_evaluation import DevEvaluator, EvalCorpus, dev_evaluator
 from bixse.training.distributed import (
     PATIENCE,
     any_process,
@@ -179,13 +179,12 @@ def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     loss = make_loss(config, inputs.model, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
     standardised = _standardise_bare(config, model, pairs)
-    warnings = warnings_of(inputs.eval_corpora)
+    warnings = checks.check_held_out(inputs.eval_corpora, pairs.queries, config.allow_shared_queries)
     if config.standardise not in (None, "none") and standardised is None:
         warnings.append(
             f"standardise: got the sentence-transformers model {config.model}; expected a bare backbone; its "
             "embeddings stay as they are; fix: leave it out"
         )
-    warnings += checks.check_not_trained_on(queries_of(inputs.eval_corpora), pairs.queries, config.allow_shared_queries)
     warnings += checks.check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += checks.check_max_length(model)
     warnings += check_lengths(model, pairs, checks.prompts_before(model, pairs))

@@ -21,9 +21,7 @@ from bixse.training.dev_evaluation import EvalCorpus, EvalQueries
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pairs
-    from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import Role
-    from bixse.training.merge_config import MergeModelsConfig
 
 
 PairsSource: TypeAlias = "Sequence[Path] | Pairs"
@@ -103,8 +101,8 @@ def read_pairs(source: PairsSource) -> tuple[Pairs, str, dict[str, str]]:
     return pairs, ", ".join(map(str, source)), hash_files(dict(zip(names, source, strict=True)))
 
 
-def splits_of(config: TrainConfig | MergeModelsConfig, given: Sequence[Path | JudgedCorpus] = ()) -> list[Split]:
-    """Return the dev and guard splits of settings; collections that are `given` replace the paths, in their order."""
+def splits_of(config: Any, given: Sequence[Path | JudgedCorpus] = ()) -> list[Split]:
+    """Return dev and guard splits of settings of train or merge; `given` collections replace the paths, in order."""
     dev, guard = paths_in(config.dev), paths_in(config.guard)
     of_guard = [config.guard_split] * len(guard) if isinstance(config.guard_split, str) else config.guard_split
     parts: list[tuple[str, Role]] = [(config.dev_split, "dev") for _ in dev] + [(part, "guard") for part in of_guard]

@@ -46,13 +46,12 @@ if TYPE_CHECKING:
 
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.training.loop.trainer import GradedTrainer
-    from bixse.training.merge import MergeResult
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Trained(Table):
+class Trained(TrainResult, Table):
     """A trained model in memory, with the log of its training; prints as a few lines.
 
     Example:
@@ -62,13 +61,8 @@ class Trained(Table):
             trained.model.relevance("copy a folder", ["shutil.copytree", "os.remove"])
     """
 
-    model: RelevanceModel
-    history: list[dict[str, Any]] = field(repr=False)
-    """Log entries, one per step and one per dev evaluation."""
-    merge: MergeResult | None = field(repr=False)
-    """The merge with the base model's weights; None without a merge."""
-    warnings: list[str]
-    folder: Path | None
+    model: RelevanceModel = field(kw_only=True)
+    folder: Path | None = field(kw_only=True)
     """Folder of the run; None without `out`."""
 
     def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
@@ -140,7 +134,7 @@ def train(
         for line in result.warnings:
             log.warning("%s", line)
         trained = build_encoder(result.model_path, trust_remote_code=config.trust_remote_code)
-    return Trained(trained, result.history, result.merge, result.warnings, None if out is None else run)
+    return Trained(**vars(result), model=trained, folder=None if out is None else run)
 
 
 def train_into(

@@ -45,15 +45,6 @@ class Entry(NamedTuple):
     counts: NDArray[np.int64]
 
 
-class ReadEntry(NamedTuple):
-    """An entry of the log as it is written, and the sum of its losses."""
-
-    step: int
-    epoch: float
-    figures: dict[str, float]
-    losses: float
-
-
 class UnreadFigures:
     """The batches and log entries since the last read.
 
@@ -92,8 +83,13 @@ class UnreadFigures:
         """Return True if the figures are to be read after this step."""
         return step >= self._next_read
 
-    def read(self, device: torch.device) -> tuple[list[ReadEntry], list[tuple[Batch, float]], bool]:
-        """Return the new entries, the batches whose loss is not finite, and True if any process has such a batch."""
+    def read(
+        self, device: torch.device
+    ) -> tuple[list[tuple[Entry, dict[str, float], float]], list[tuple[Batch, float]], bool]:
+        """Return new entries with their figures and sums of losses, broken batches, and True if any process has one.
+
+        The loss of a broken batch is not finite.
+        """
         batches, entries = self._batches, self._entries
         self._batches, self._entries = [], []
         parts = [*(batch.loss.reshape(1) for batch in batches), *(entry.values for entry in entries)]
@@ -121,7 +117,7 @@ class UnreadFigures:
             del others["loss"]
             finite = {name: value for name, value in others.items() if math.isfinite(value)}
             figures = {**first, "learning_rate": entry.learning_rate, **finite}
-            read.append(ReadEntry(entry.step, entry.epoch, figures, float(losses_sum)))
+            read.append((entry, figures, float(losses_sum)))
         return read, broken, bool(total[0])
 
     def _plan_next_read(self, steps: list[int], elapsed: float, device: torch.device) -> None:

@@ -261,11 +261,11 @@ class GradedTrainer(SentenceTransformerTrainer):
         mine = [(batch.step, loss, [part.tolist() for part in batch.numbers]) for batch, loss in broken[:1]]
         first = min(chain.from_iterable(gather_object([mine])), key=itemgetter(0)) if any_broken else None
         state, step, epoch = self.state, self.state.global_step, self.state.epoch
-        for entry in entries:
+        for entry, figures, losses in entries:
             if first is None or entry.step < first[0]:
                 state.global_step, state.epoch = entry.step, entry.epoch  # callbacks read them
-                self._total_loss_scalar += entry.losses
-                self.log(entry.figures)
+                self._total_loss_scalar += losses
+                self.log(figures)
         state.global_step, state.epoch = step, epoch
         self.store_flos()
         if first is not None:
@@ -301,8 +301,14 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def check_finite(self) -> None:
         """Raise DivergedError in all processes if weights of one are not finite."""
+        # of sharded weights only this process's part
+        parts = ((name, local_part(weight.detach())) for name, weight in self.loss.named_parameters())
         with raise_together():
-            check_finite(self.loss, self.state.global_step)
+            if name := next((name for name, part in parts if not bool(part.isfinite().all())), ""):
+                raise DivergedError(
+                    f"training: got weights that are not finite ({name}) after step {self.state.global_step}; "
+                    f"expected finite ones; fix: {FIX}"
+                )
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
@@ -348,16 +354,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         )
         check_map(checkpoint_path, "modules", len(loaded), len(self.model))
         self.model.load_state_dict(loaded.state_dict())
-
-
-def check_finite(model: torch.nn.Module, step: int) -> None:
-    """Refuse weights that are not finite, by a DivergedError; of sharded weights only this process's part."""
-    for name, parameter in model.named_parameters():
-        if not bool(local_part(parameter.detach()).isfinite().all()):
-            raise DivergedError(
-                f"training: got weights that are not finite ({name}) after step {step}; expected finite ones; "
-                f"fix: {FIX}"
-            )
 
 
 class _EpochLoader(DataLoader[Any]):
