@@ -7,9 +7,8 @@ import shutil
 import pytest
 import transformers
 
-from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.build import build_encoder, warn_of_unused
 from bixse.encoders.loading.load_scorer import load_scorer
-from bixse.encoders.loading.weights_check import warn_of_unused
 from bixse.errors import ModelError
 from bixse.judging.judges.cross_encoder_judge import CrossEncoderJudge
 from bixse.judging.judges.local_model import LocalModel

@@ -14,8 +14,8 @@ from sentence_transformers.base.modules import Normalize
 
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.head import RelevanceHead
+from bixse.encoders.loading.backbones import standardise
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.loading.standardise import standardise
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import ConfigError, InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate_files import evaluate

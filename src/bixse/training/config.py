@@ -10,7 +10,6 @@ from pydantic import Field, field_validator, model_validator
 
 from bixse.encoders.loading.build import STATIC, PoolingMode
 from bixse.encoders.loading.precision import Setting, resolve_precision
-from bixse.encoders.loading.standardise import Standardise
 from bixse.errors import SEEDS, ConfigError
 from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options, instead_of
 from bixse.settings import Flag, Reads, Settings, paths_in
@@ -176,7 +175,7 @@ class TrainConfig(Settings):
     pooling: PoolingMode | None = None
     """Pooling of a bare backbone: mean, cls (the first token) or cls-head (the first token and ModernBERT's head). Null
     takes cls-head if the checkpoint has the head, else mean. A sentence-transformers model keeps its pooling."""
-    standardise: Literal["none", Standardise] | None = None
+    standardise: Literal["none", "mean", "mean-and-deviation"] | None = None
     """Map of a bare backbone's embeddings before training, measured on 1,000 training texts and saved with the model:
     "mean" subtracts their mean, "mean-and-deviation" also divides each dimension by its deviation. Null takes
     mean-and-deviation for a bare decoder, else none. Embeddings of a sentence-transformers model are not mapped."""

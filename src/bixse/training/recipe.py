@@ -17,10 +17,9 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.head import RelevanceHead, at_lengths
 from bixse.encoders.lengths import check_lengths
-from bixse.encoders.loading.backbones import switch_attention
+from bixse.encoders.loading.backbones import TEXTS_MEASURED, Standardised, standardise, switch_attention
 from bixse.encoders.loading.build import build_encoder, check_dimensions, quiet_loading
 from bixse.encoders.loading.precision import autocast, default_device
-from bixse.encoders.loading.standardise import TEXTS_MEASURED, Standardise, Standardised, standardise
 from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
 from bixse.encoders.weights import (
     Weights,
@@ -220,9 +219,8 @@ def make_loss(config: TrainConfig, source: str | SentenceTransformer, table: Ins
 @torch.no_grad()
 def _standardise_bare(config: TrainConfig, model: RelevanceModel, pairs: Pairs) -> Standardised | None:
     """Append the map `config.standardise` to a bare backbone, measured on texts as training reads them."""
-    default: Standardise | None = "mean-and-deviation" if model.was_decoder else None
-    statistics = config.standardise or default
-    if statistics is None or statistics == "none" or model.backbone_files is None:
+    statistics = config.standardise or ("mean-and-deviation" if model.was_decoder else "none")
+    if statistics == "none" or model.backbone_files is None:
         return None
     optimizer, was_training = config.optimizer, model.training
     groups = GroupDataset(pairs, optimizer.documents_per_query, config.seed)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-from collections.abc import Iterator, Sequence
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -13,13 +18,13 @@ from bixse.encoders.head import EXPORT_FOLDER, HEAD_FILE
 from bixse.encoders.loading.hub import MODEL_FILES, check_hub_name
 from bixse.encoders.loading.kinds import kind_of
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
-from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import InputError, ModelError, did_you_mean, first_fault
 from bixse.files.files import HASHES_FILE, damage, file_hash
 from bixse.files.run_folder import in_run
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+    from torch import nn
 
     from bixse.encoders.relevance_model import RelevanceModel
 
@@ -36,6 +41,8 @@ STATIC = "static:"
 """Prefix of a model's name that makes a static encoder of its table of token embeddings."""
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
 """Files of a model folder that its embeddings may depend on: weights, settings, vocabularies, code, templates."""
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+log = logging.getLogger(__name__)
 
 
 def build_encoder(
@@ -118,9 +125,58 @@ def _loaded(name_or_path: str | Path, device: str | None, trust_remote_code: boo
         )
     with loading(name, "a sentence-transformers or transformers encoder"):
         model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
-        unused = check_weights(model, name, trust_remote_code)
-    warn_of_unused(f"model {name!r}", *unused)
+    check_weights(model, name, trust_remote_code)
     return model
+
+
+def check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool = False) -> None:
+    """Refuse a model whose files lack weights, or hold layers that its config leaves out; log other unused weights.
+
+    A pooler whose output is not read may lack its weights.
+    """
+    from bixse.encoders.loading.backbones import backbones
+
+    unused: list[str] = []
+    for part in backbones(model):  # transformers fills missing weights at random, and only warns
+        backbone = part.auto_model
+        with loading(name, "weights that fit its config.json"):
+            _, info = type(backbone).from_pretrained(
+                backbone.name_or_path,
+                config=deepcopy(backbone.config),
+                cache_dir=os.getenv("SENTENCE_TRANSFORMERS_HOME"),
+                trust_remote_code=trust_remote_code,
+                device_map="meta",  # names and shapes are read, no weights
+                output_loading_info=True,
+            )
+        reads_pooler = getattr(part, "module_output_name", None) == "sentence_embedding"
+        lacking = sorted(key for key in info["missing_keys"] if reads_pooler or not key.startswith("pooler."))
+        if lacking:
+            raise ModelError(
+                f"model {name!r}: got no weights for {len(lacking)} of its parameters ({', '.join(lacking[:3])}); "
+                "expected all in the model's files; fix: check that config.json and the weights belong together"
+            )
+        unused += unused_weights(backbone, info["unexpected_keys"], f"model {name!r}")
+    warn_of_unused(f"model {name!r}", *unused)
+
+
+def unused_weights(model: nn.Module, names: Iterable[str], where: str) -> list[str]:
+    """Return the names in a model's files that it does not use; refuse layers above those of its config."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    known = {key.removeprefix(prefix) for key in (*model.state_dict(), *dict(model.named_buffers()))}
+    unused = sorted(name for name in names if name.removeprefix(prefix) not in known)
+    if layers := [name for name in unused if _NUMBER.sub("0", name.removeprefix(prefix)) in known]:
+        raise ModelError(
+            f"{where}: got weights of layers that its config.json leaves out ({', '.join(layers[:3])}); expected the "
+            "layers of the config alone; fix: restore config.json (its number of layers), or save the cut model again"
+        )
+    return unused
+
+
+@cache
+def warn_of_unused(where: str, *names: str) -> None:
+    """Log, once per model, how many weights of its files it does not use, such as heads of its pretraining."""
+    if names:
+        log.warning("%s: %d weights of its files are not used: %s", where, len(names), ", ".join(names[:3]))
 
 
 @contextlib.contextmanager

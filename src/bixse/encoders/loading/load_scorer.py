@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from bixse.encoders.loading.build import (
     STATIC,
     build_encoder,
+    check_weights,
     keep_within_positions,
     loading,
     resolve_model,
     undamaged_source,
 )
 from bixse.encoders.loading.kinds import kind_of
-from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ def load_scorer(name_or_path: str | Path, device: str | None = None, dimensions:
     options: dict[str, Any] = {"num_labels": 1} if kind == "reranker" else {}  # refuses classifiers of more labels
     with loading(name, f"a model of the kind {kind}"):
         model: Any = SCORERS[kind](source, device=device, model_kwargs={"dtype": "float32"}, **options)
-        unused = check_weights(model, name, trust_remote_code=False)
-        keep_within_positions(model)
-    warn_of_unused(f"model {name!r}", *unused)
+    check_weights(model, name)
+    keep_within_positions(model)
     return model
 
 

@@ -16,8 +16,7 @@ from torch import nn
 
 from bixse.converting.score_scale import ScoreMap, map_scores, parse_score_map
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import loading, quiet_loading
-from bixse.encoders.loading.weights_check import check_weights, warn_of_unused
+from bixse.encoders.loading.build import check_weights, loading
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Answer, AnyJudge, Dtype, Question, Usage
 from bixse.judging.judges.local_model import content_hash, device_and_dtype, longest_input
@@ -156,9 +155,7 @@ def _load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
             f"cross-encoder {name!r}: got the architecture {', '.join(kinds) or 'none'}; expected one with a trained "
             "head for pairs (...ForSequenceClassification); fix: choose a reranker, an encoder has no such head"
         )
-    with quiet_loading():
-        unused = check_weights(encoder, name, trust_remote_code=False)
-    warn_of_unused(f"model {name!r}", *unused)
+    check_weights(encoder, name)
     if encoder.num_labels != 1:
         raise InputError(
             f"cross-encoder {name!r}: got {encoder.num_labels} scores per pair; expected one; "

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from bixse.encoders.loading.build import loading, model_hashes
+from bixse.encoders.loading.build import loading, model_hashes, unused_weights, warn_of_unused
 from bixse.encoders.loading.precision import default_device, resolve_precision, rounding
-from bixse.encoders.loading.weights_check import unused_weights, warn_of_unused
 from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import file_hash, json_hash
 
