@@ -17,11 +17,12 @@ from transformers import PreTrainedTokenizerFast
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead, Threshold, save_heads
-from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, prompt_for, prompts_hash, use_task
+from bixse.encoders.instructions import INSTRUCTIONS_FILE, prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path, model_hashes
 from bixse.encoders.loading.load_scorer import load_relevance_model
-from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
+from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.encoders.serving import NEW_TYPE, POOLING_KEYS, older_settings
+from bixse.encoders.weights import check_prompt_borders, set_instructions
 from bixse.errors import InputError, ModelError, StorageError
 from bixse.files.files import damage, write_hashes
 from helpers import server_readers as servers

@@ -4,8 +4,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bixse.encoders.encode import embeddings_key, encode_texts
-from bixse.encoders.loading.backbones import standardise
 from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.weights import standardise
 from helpers import server_readers as servers
 
 TEXTS = ["copy a file", "sleep in a thread", "move a folder", "sort the list of words", "read", "open the path"]

@@ -14,9 +14,9 @@ from sentence_transformers.base.modules import Normalize
 
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.backbones import standardise
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
+from bixse.encoders.weights import standardise
 from bixse.errors import ConfigError, InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.systems import EncoderSystem

@@ -12,7 +12,7 @@ from bixse.cli.verbs.search import read_queries
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.relevance_model import set_instructions
+from bixse.encoders.weights import set_instructions
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
 from bixse.files.files import LOCK_FILE, cache_folder
 from bixse.files.run_folder import RUN_FILE

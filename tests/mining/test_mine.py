@@ -15,7 +15,7 @@ from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run, write_qrels
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
-from bixse.encoders.relevance_model import set_instructions
+from bixse.encoders.weights import set_instructions
 from bixse.errors import ConfigError, InputError, InvalidFileError, ModelError, OutputExistsError
 from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate_files import evaluate

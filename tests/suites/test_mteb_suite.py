@@ -7,7 +7,7 @@ import pytest
 
 from bixse.data.collection import load_collection
 from bixse.data.task_instructions import Instructions
-from bixse.encoders.relevance_model import set_instructions
+from bixse.encoders.weights import set_instructions
 from bixse.errors import InputError
 from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate_files import evaluate

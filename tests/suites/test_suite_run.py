@@ -6,7 +6,7 @@ from bixse.data.corpus import Document
 from bixse.data.draws import cut_collection
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
-from bixse.encoders.relevance_model import set_instructions
+from bixse.encoders.weights import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate_files import evaluate

@@ -17,8 +17,8 @@ from bixse.encoders.encode import embeddings_key
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.load_scorer import load_relevance_model
-from bixse.encoders.relevance_model import save_whole, set_instructions
-from bixse.encoders.weights import interpolate, trained_weights
+from bixse.encoders.relevance_model import save_whole
+from bixse.encoders.weights import interpolate, set_instructions, trained_weights
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.statistics import paired_difference
 from bixse.progress import Progress

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bixse.data.task_instructions import Instructions, parse_instructions
 from bixse.errors import BixseError, InputError, ModelError
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 PROMPT_NAMES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Kind of text -> names of its prompt in a model; the first name present wins."""
 INSTRUCTIONS_FILE = "instructions.json"
-BORDER_SAMPLES = ("what is it", "1 file", "(a) list", ".dot", " space", "été", "查询")
-"""Beginnings of texts that a tokenizer might join to the end of a prompt."""
 
 
 def prompt_for(model: SentenceTransformer, kind: Kind) -> str | None:
@@ -50,19 +47,6 @@ def use_task(model: SentenceTransformer, task: str | None) -> None:
     model.task = task  # type: ignore[assignment]
 
 
-def check_prompt_borders(model: SentenceTransformer, prompts: Iterable[str]) -> None:
-    """Refuse, by a ModelError, prompts whose last token reaches into the text."""
-    for prompt in dict.fromkeys(prompts):
-        tokens = _tokens(model, prompt)
-        for text in BORDER_SAMPLES:
-            # pooling without the prompt counts its tokens: a merged token takes the first token of every text with it
-            if _tokens(model, prompt + text)[: len(tokens)] != tokens:
-                raise ModelError(
-                    f"prompt: got {prompt!r}, whose end the tokenizer joins with the text {text!r}; expected a border "
-                    "between prompt and text; fix: end the template with a line break"
-                )
-
-
 def prompts_hash(model: SentenceTransformer) -> str:
     """Return the SHA-256 of the model's prompts and table of instructions."""
     table: Instructions | None = getattr(model, "instructions", None)
@@ -82,13 +66,3 @@ def read_instructions(folder: Path) -> Instructions | None:
             f"{path}: got no readable table of instructions ({' '.join(str(error).split())}); expected the JSON that "
             "bixse wrote; fix: copy it from the model's origin again"
         ) from error
-
-
-def _tokens(model: SentenceTransformer, text: str) -> list[int]:
-    """Return the tokens of a text without special tokens at its end."""
-    features: dict[str, Any] = dict(model.preprocess([text]))
-    tokens: list[int] = features["input_ids"][0].tolist()
-    special = set(getattr(model.tokenizer, "all_special_ids", []))
-    while tokens and tokens[-1] in special:
-        tokens.pop()
-    return tokens

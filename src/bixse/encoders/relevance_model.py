@@ -18,7 +18,7 @@ from sentence_transformers.util import fullname, load_file_path
 from bixse.data.task_instructions import RESERVED, Instructions
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads, save_heads
-from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, read_instructions
+from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions
 from bixse.encoders.loading.backbones import BidirectionalTransformer
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import InputError, ModelError, shorten
@@ -168,18 +168,6 @@ def check_texts(query: Any, documents: Any) -> None:
     if others:
         got = shorten(others[0])
         raise InputError(f"relevance: got {got} as a text; expected strings, in UTF-8; fix: correct it or leave it out")
-
-
-def set_instructions(model: RelevanceModel, table: Instructions) -> None:
-    """Give a model a table of task instructions, which is saved with the model."""
-    replaced = {*RESERVED, *(model.instructions.tasks if model.instructions is not None else ())}
-    others = {name: text for name, text in (model.prompts or {}).items() if name not in replaced}
-    model.instructions = table
-    model.task = None
-    # "query" and "document" hold the default's prompts; plain sentence-transformers finds a task by `prompt_name`
-    model.prompts = {**others, **table.prompts()}
-    tasks = [None, *table.tasks] if table.default is not None else list(table.tasks)
-    check_prompt_borders(model, [table.prompt(task, "query", n) for task in tasks for n in range(table.choices(task))])
 
 
 def save_whole(model: RelevanceModel, folder: Path, card: str = "") -> None:

@@ -1,13 +1,17 @@
-"""An encoder made ready for training, LoRA; weights between encoders, theta = (1 - w) base + w tuned, and means."""
+"""An encoder made ready for training; weights between encoders, theta = (1 - w) base + w tuned, and their means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from sentence_transformers.sentence_transformer.modules import Dense, Transformer
 from torch import Tensor, nn
 
+from bixse.data.task_instructions import RESERVED, Instructions
 from bixse.encoders.loading.backbones import BidirectionalTransformer, backbones, switch_attention
 from bixse.encoders.loading.precision import default_device, resolve_precision
 from bixse.encoders.processes import local_part
@@ -16,9 +20,17 @@ from bixse.errors import InputError, ModelError, needs_extra
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from bixse.encoders.relevance_model import RelevanceModel
+
 
 Weights: TypeAlias = "Mapping[str, Tensor]"
 """Parameter name -> values, of the parameters that are trained."""
+TEXTS_MEASURED = 1000
+"""Training texts whose embeddings give the statistics of `standardise`."""
+CONSTANT = 1e-6
+"""Share of the largest deviation below which a dimension is constant up to rounding: it is not divided."""
+BORDER_SAMPLES = ("what is it", "1 file", "(a) list", ".dot", " space", "été", "查询")
+"""Beginnings of texts that a tokenizer might join to the end of a prompt."""
 LONGEST_FOR_EAGER = 128
 """Longest texts, in tokens, for which eager attention trains faster on a CPU with bf16."""
 
@@ -138,7 +150,6 @@ def merge_lora(model: SentenceTransformer) -> None:
     if not has_lora(model):
         raise ModelError("lora: got a model without adapters; expected some to merge; fix: call add_lora first")
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from sentence_transformers.sentence_transformer.modules import Transformer
 
     for part in backbones(model):
         backbone = part.auto_model
@@ -158,3 +169,90 @@ def merge_lora(model: SentenceTransformer) -> None:
 def has_lora(model: SentenceTransformer) -> bool:
     """Return True if an encoder has adapters that are not merged."""
     return any(getattr(part.auto_model, "_hf_peft_config_loaded", False) for part in backbones(model))
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """Figures of the measured embeddings; the cosines are means over pairs of texts."""
+
+    texts: int
+    norm_of_mean: float
+    cosine_before: float
+    cosine_after: float
+
+    def line(self) -> str:
+        return (
+            f"standardised on {self.texts:,} training texts: norm of the mean {self.norm_of_mean:.3g}, "
+            f"mean cosine {self.cosine_before:.3f} before, {self.cosine_after:.3f} after"
+        )
+
+
+def standardise(model: SentenceTransformer, vectors: Tensor, kind: str) -> Standardised:
+    """Append the map of (N, D) embeddings to the model that gave them, as a frozen `Dense` of sentence-transformers.
+
+    The `kind` "mean" subtracts the mean, "mean-and-deviation" divides each dimension by its deviation too.
+    A text's embedding v becomes (v - mean) / deviation. All cosines of an untrained decoder are near one another,
+    which hides what is relevant; afterwards their mean is about 0.
+    """
+    mean, deviation = vectors.mean(0), vectors.std(0)
+    if kind == "mean":
+        deviation = torch.ones_like(mean)
+    deviation[deviation <= CONSTANT * deviation.max()] = 1.0
+    size = len(mean)
+    # a complete matrix, though a diagonal one: servers read a Dense, and no module of theirs scales dimensions
+    dense = Dense(size, size, True, torch.nn.Identity(), torch.diag(1 / deviation), -mean / deviation)
+    after = dense.requires_grad_(False).linear(vectors)
+    model.append(dense.to(model.dtype))
+    return Standardised(len(vectors), float(mean.norm()), _mean_cosine(vectors), _mean_cosine(after))
+
+
+def take_map(base: SentenceTransformer, tuned: SentenceTransformer) -> None:
+    """Append the map of a tuned model to the bare backbone that it was trained from; without a map nothing changes."""
+    *_, last = tuned
+    if len(tuned) != len(base) + 1 or not isinstance(last, Dense):
+        return
+    if last.linear.weight.count_nonzero() == len(last.linear.weight):  # diagonal, as `standardise` made it
+        base.append(copy.deepcopy(last).to(device=base.device, dtype=base.dtype))
+
+
+def _mean_cosine(vectors: Tensor) -> float:
+    """Return the mean cosine of (N, D) vectors over pairs of two rows."""
+    number = len(vectors)
+    # |sum|^2 holds each pair twice, and N ones
+    total = float(torch.nn.functional.normalize(vectors, dim=-1).sum(0).square().sum())
+    return (total - number) / (number * (number - 1))
+
+
+def set_instructions(model: RelevanceModel, table: Instructions) -> None:
+    """Give a model a table of task instructions, which is saved with the model."""
+    replaced = {*RESERVED, *(model.instructions.tasks if model.instructions is not None else ())}
+    others = {name: text for name, text in (model.prompts or {}).items() if name not in replaced}
+    model.instructions = table
+    model.task = None
+    # "query" and "document" hold the default's prompts; plain sentence-transformers finds a task by `prompt_name`
+    model.prompts = {**others, **table.prompts()}
+    tasks = [None, *table.tasks] if table.default is not None else list(table.tasks)
+    check_prompt_borders(model, [table.prompt(task, "query", n) for task in tasks for n in range(table.choices(task))])
+
+
+def check_prompt_borders(model: SentenceTransformer, prompts: Iterable[str]) -> None:
+    """Refuse, by a ModelError, prompts whose last token reaches into the text."""
+    for prompt in dict.fromkeys(prompts):
+        tokens = _tokens(model, prompt)
+        for text in BORDER_SAMPLES:
+            # pooling without the prompt counts its tokens: a merged token takes the first token of every text with it
+            if _tokens(model, prompt + text)[: len(tokens)] != tokens:
+                raise ModelError(
+                    f"prompt: got {prompt!r}, whose end the tokenizer joins with the text {text!r}; expected a border "
+                    "between prompt and text; fix: end the template with a line break"
+                )
+
+
+def _tokens(model: SentenceTransformer, text: str) -> list[int]:
+    """Return the tokens of a text without special tokens at its end."""
+    features: dict[str, Any] = dict(model.preprocess([text]))
+    tokens: list[int] = features["input_ids"][0].tolist()
+    special = set(getattr(model.tokenizer, "all_special_ids", []))
+    while tokens and tokens[-1] in special:
+        tokens.pop()
+    return tokens

@@ -16,10 +16,9 @@ from bixse.data.graded_pairs import Pairs
 from bixse.data.pairs_files import paths_or_pairs
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead, at_lengths
-from bixse.encoders.loading.backbones import take_map
 from bixse.encoders.loading.build import IN_MEMORY, build_encoder, model_hashes
 from bixse.encoders.relevance_model import save_whole
-from bixse.encoders.weights import Weights, mean_weights, trained_weights
+from bixse.encoders.weights import Weights, mean_weights, take_map, trained_weights
 from bixse.errors import ModelError
 from bixse.files.files import alone_in, storage_errors, work_folder
 from bixse.rendering.table import Cell, Table

@@ -17,16 +17,20 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.head import RelevanceHead, at_lengths
 from bixse.encoders.lengths import check_lengths
-from bixse.encoders.loading.backbones import TEXTS_MEASURED, Standardised, standardise, switch_attention
+from bixse.encoders.loading.backbones import switch_attention
 from bixse.encoders.loading.build import build_encoder, check_dimensions, quiet_loading
 from bixse.encoders.loading.precision import autocast, default_device
-from bixse.encoders.relevance_model import RelevanceModel, save_whole, set_instructions
+from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.encoders.weights import (
+    TEXTS_MEASURED,
+    Standardised,
     Weights,
     add_lora,
     has_lora,
     merge_lora,
     set_dropout,
+    set_instructions,
+    standardise,
     trained_weights,
     upcast_trainable_to_float32,
     use_attention_to_train_with,

@@ -1,10 +1,8 @@
-"""The modules of a model, and the attention, pooling and map that make a bare backbone an encoder."""
+"""The modules of a model, and the attention and pooling that make a bare backbone an encoder."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,10 +21,6 @@ SAMPLE_TEXT = "one two three four five six"
 LONG_TEXT = " ".join([SAMPLE_TEXT] * 4)  # in a batch with it, the sample is padded
 TOLERANCE = 1e-3
 """Largest difference between two unit embeddings that rounding explains in float32."""
-TEXTS_MEASURED = 1000
-"""Training texts whose embeddings give the statistics."""
-CONSTANT = 1e-6
-"""Share of the largest deviation below which a dimension is constant up to rounding: it is not divided."""
 ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}
 """Activation in the config of a ModernBERT -> class of torch.nn that plain sentence-transformers loads."""
 
@@ -269,55 +263,3 @@ def _no_head(name: str, got: str, expected: str = "them in the model's files") -
         f"model {name!r}: got {got}; expected {expected}; fix: choose pooling 'cls' (the first token as it is) or "
         "'mean', or a checkpoint that holds the head"
     )
-
-
-@dataclass(frozen=True)
-class Standardised:
-    """Figures of the measured embeddings; the cosines are means over pairs of texts."""
-
-    texts: int
-    norm_of_mean: float
-    cosine_before: float
-    cosine_after: float
-
-    def line(self) -> str:
-        return (
-            f"standardised on {self.texts:,} training texts: norm of the mean {self.norm_of_mean:.3g}, "
-            f"mean cosine {self.cosine_before:.3f} before, {self.cosine_after:.3f} after"
-        )
-
-
-def standardise(model: SentenceTransformer, vectors: Tensor, kind: str) -> Standardised:
-    """Append the map of (N, D) embeddings to the model that gave them, as a frozen `Dense` of sentence-transformers.
-
-    The `kind` "mean" subtracts the mean, "mean-and-deviation" divides each dimension by its deviation too.
-    A text's embedding v becomes (v - mean) / deviation. All cosines of an untrained decoder are near one another,
-    which hides what is relevant; afterwards their mean is about 0.
-    """
-    mean, deviation = vectors.mean(0), vectors.std(0)
-    if kind == "mean":
-        deviation = torch.ones_like(mean)
-    deviation[deviation <= CONSTANT * deviation.max()] = 1.0
-    size = len(mean)
-    # a complete matrix, though a diagonal one: servers read a Dense, and no module of theirs scales dimensions
-    dense = Dense(size, size, True, torch.nn.Identity(), torch.diag(1 / deviation), -mean / deviation)
-    after = dense.requires_grad_(False).linear(vectors)
-    model.append(dense.to(model.dtype))
-    return Standardised(len(vectors), float(mean.norm()), _mean_cosine(vectors), _mean_cosine(after))
-
-
-def take_map(base: SentenceTransformer, tuned: SentenceTransformer) -> None:
-    """Append the map of a tuned model to the bare backbone that it was trained from; without a map nothing changes."""
-    *_, last = tuned
-    if len(tuned) != len(base) + 1 or not isinstance(last, Dense):
-        return
-    if last.linear.weight.count_nonzero() == len(last.linear.weight):  # diagonal, as `standardise` made it
-        base.append(copy.deepcopy(last).to(device=base.device, dtype=base.dtype))
-
-
-def _mean_cosine(vectors: Tensor) -> float:
-    """Return the mean cosine of (N, D) vectors over pairs of two rows."""
-    number = len(vectors)
-    # |sum|^2 holds each pair twice, and N ones
-    total = float(torch.nn.functional.normalize(vectors, dim=-1).sum(0).square().sum())
-    return (total - number) / (number * (number - 1))

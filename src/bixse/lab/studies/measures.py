@@ -11,7 +11,7 @@ from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.relevance_model import set_instructions
+from bixse.encoders.weights import set_instructions
 from bixse.evaluation.collection_task import collection_task
 from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
