@@ -295,7 +295,7 @@ def test_wrong_queries_corpus_and_models_are_refused_at_the_call():
 
 NAMES = """
 BiXSELoss BudgetReached Calibration Comparisons Evaluation GradedInformationRetrievalEvaluator Pairs Judge
-Merged NotReachable SaveRelevanceHead Trained calibrate calibrate_scores collection_task compare evaluate grade merge
+Merged NotReachable SaveRelevanceHead Trained calibrate collection_task compare evaluate grade merge
 mine report train
 """.split()  # noqa: SIM905
 """Names of the script. Their examples run with the tests of their modules."""

@@ -61,7 +61,6 @@ from .training.merge_models import Merged as Merged
 
 # Probabilities: what a score means
 from .calibration.calibrate import calibrate as calibrate
-from .calibration.calibrate import calibrate_scores as calibrate_scores
 from .calibration.calibrate import Calibration as Calibration
 from .calibration.calibrate import NotReachable as NotReachable
 from .calibration.calibrate_settings import CalibrateSettings as CalibrateSettings

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from bixse import RelevanceModel, calibrate
-from bixse.calibration.calibrate import calibrate_collection
 from bixse.calibration.calibrate_head import ScoredPairs, choose_thresholds, held_out_check
 from bixse.calibration.pool import draw_pool
 from bixse.calibration.reliability import auc
@@ -96,16 +95,16 @@ def simulated(queries=80, seed=0):
 
 def test_the_weighted_fit_of_known_probabilities_finds_slope_intercept_and_prior_and_the_plain_one_does_not():
     pairs, share = simulated()
-    head = pairs.fit(None, slice(None), "")
+    head = pairs.fit(slice(None), "")
     assert (head.slope, head.intercept) == pytest.approx((SLOPE, INTERCEPT), rel=0.05)
     assert head.prior == pytest.approx(share)
-    plain = replace(pairs, weights=None).fit(None, slice(None), "")
+    plain = replace(pairs, weights=None).fit(slice(None), "")
     assert plain.prior > 5 * share and abs(plain.intercept - INTERCEPT) > 0.1 * abs(INTERCEPT)
 
 
 def test_figures_of_a_pool_are_those_of_its_corpus():
     pairs, share = simulated()
-    check = held_out_check(None, pairs)
+    check = held_out_check(pairs)
     truth = np.random.default_rng(1).normal(size=200_000)
     p = 1 / (1 + np.exp(-SLOPE * truth - INTERCEPT))
     assert check.base_rate == pytest.approx(share, rel=0.1)
@@ -122,7 +121,7 @@ def test_the_claimed_precision_is_that_of_the_rankings_of_other_queries():
     differences = []
     for seed in range(12):
         pairs, _ = simulated(60, seed)
-        head, (point,) = choose_thresholds(pairs.fit(None, slice(None), ""), pairs, [0.6])
+        head, (point,) = choose_thresholds(pairs.fit(slice(None), ""), pairs, [0.6])
         assert point.is_reached and point.claimed >= 0.6
         held, ids = pairs.held_out()
         above = (head.probability(pairs.cosines[held]) >= point.threshold) & pairs.is_result[held]
@@ -177,7 +176,7 @@ def test_an_unusable_collection_is_refused(tiny_model_path, change, options, mes
                 for q, row in change["qrels"]["dev"].items()}  # fmt: skip
         change = {"qrels": {"dev": rows}}
     with pytest.raises(InputError, match=message):
-        calibrate_collection(str(tiny_model_path), replace(relevant_alone(), **change), **options)
+        calibrate(str(tiny_model_path), replace(relevant_alone(), **change), **options)
 
 
 @pytest.mark.parametrize(

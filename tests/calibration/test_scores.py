@@ -104,8 +104,8 @@ def test_a_lower_brier_score_is_a_verdict_only_if_the_interval_of_the_difference
     generator = np.random.default_rng(1)
     logits = generator.normal(size=8 * queries)
     relevance = (generator.random(len(logits)) < expit(2 * logits)).astype(float)
-    pairs = ScoredPairs(logits, relevance, [f"q{n // 8}" for n in range(len(logits))])
-    check = held_out_check(RelevanceHead(2.0 * scale, 0.0), pairs)
+    ids = [f"q{n // 8}" for n in range(len(logits))]
+    check = held_out_check(ScoredPairs(logits, relevance, ids, head=RelevanceHead(2.0 * scale, 0.0)))
     before, after = (check.reports[name].brier for name in ("before", "calibrated"))
     assert check.change.value == pytest.approx(after - before)
     assert check.change.verdict(lower_is_better=True) == verdict

@@ -21,7 +21,7 @@ from bixse.calibration.calibrate_head import (
     held_out_check,
     pair_cosines,
 )
-from bixse.calibration.calibrate_settings import POSITIVE_FROM, SPLIT
+from bixse.calibration.calibrate_settings import SPLIT
 from bixse.calibration.pool import score_pool
 from bixse.data.corpus import JudgedCorpus
 from bixse.data.pairs_files import as_pairs
@@ -30,15 +30,15 @@ from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.loading.load_scorer import load_scorer
 from bixse.errors import BixseError, InputError, shorten
-from bixse.evaluation.collection_task import CollectionSource, collection_task
+from bixse.evaluation.collection_task import collection_task
 from bixse.progress import progress_bar
 from bixse.rendering.table import Cell, Table
 from bixse.rendering.wording import format_interval
 from bixse.search.tasks import Task
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
+    from bixse.data.graded_pairs import Pairs
+    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.encoders.scorers import Scorer
     from bixse.progress import ProgressBars
     from bixse.results import Interval
@@ -107,8 +107,6 @@ class Calibration(Table):
     """The fitted map; the earlier one of the model, or None, if the fit does not help."""
     check: HeldOutCheck
     pairs: ScoredPairs
-    facts: str
-    """A description of the pairs, in words."""
     helps: bool
     """True if the fit is better than the earlier map and than a constant, or if it was wanted anyway."""
     warnings: tuple[str, ...] = ()
@@ -155,20 +153,25 @@ def _in_python(check: HeldOutCheck) -> str:
     return check.fix.replace("save the calibration with --anyway", "pass anyway=True")
 
 
-def calibrate(source: Any, judged: Any = None, verbose: bool = True, **options: Any) -> Calibration:
-    """Fit probabilities of relevance: `calibrate_collection`, `calibrate_model` (graded pairs) or `calibrate_scores`.
-
-    Args:
-        source: a sequence of scores; or a model: name, folder, `SentenceTransformer` or `Scorer`.
-        judged: the relevance of each score; or a collection (folder, `Collection` or (queries, corpus, qrels)) or
-            graded pairs of any form, which the model was not trained on.
-        verbose: show progress while a model encodes.
-        options: keywords of these functions, such as `split`, `prior` and `seed`.
+def calibrate(
+    source: Any, judged: Any = None, verbose: bool = True, anyway: bool = False, **options: Any
+) -> Calibration:
+    """Fit probabilities of relevance, and check on held-out queries whether they help.
 
     A calibration that does not help is not used: its `warnings`, which are logged, have the reason.
 
+    Args:
+        source: a sequence of scores; or a model: name, folder, `SentenceTransformer` or `Scorer`.
+        judged: the relevance in [0, 1] of each score; or a collection (folder, `Collection` or (queries, corpus,
+            qrels)) or graded pairs of any form, which the model was not trained on.
+        verbose: show progress while a model encodes.
+        anyway: use a calibration that does not help.
+        options: `prior`, `positive_from` and `seed`, as the settings of `bixse calibrate` have them. `split` of a
+            collection. Of scores: `queries`, the query of each (by default each score counts as a query), and
+            `scored_by`, the name of their model.
+
     Raises:
-        InputError: scores or pairs that cannot be used, or fewer than 4 queries.
+        InputError: scores, pairs or a collection that cannot be used, or fewer than 4 queries.
 
     Example:
         >>> scores = [n / 100 for n in range(100)]
@@ -176,14 +179,17 @@ def calibrate(source: Any, judged: Any = None, verbose: bool = True, **options: 
         >>> calibration.probability(0.9) > 0.7, calibration.threshold(precision=0.8).recall > 0.3
         (True, True)
     """
-    is_model = isinstance(source, str | Path) or is_encoder(source) or hasattr(source, "heads")  # a Scorer
     is_folder = isinstance(judged, str | Path) and (Path(judged) / "corpus.jsonl").is_file()
     is_triple = isinstance(judged, tuple) and all(isinstance(part, Mapping) for part in judged)
-    is_collection = is_folder or is_triple or isinstance(judged, JudgedCorpus)
-    if is_model and verbose:
-        options.setdefault("progress", progress_bar)
-    of_model = calibrate_collection if is_collection else calibrate_model
-    calibration: Calibration = (of_model if is_model else calibrate_scores)(source, judged, **options)
+    if isinstance(source, str | Path) or is_encoder(source) or hasattr(source, "heads"):  # a Scorer
+        is_collection = is_folder or is_triple or isinstance(judged, JudgedCorpus)
+        given = collection_task(judged, options.pop("split", SPLIT)) if is_collection else as_pairs(judged)
+        scorer: Any = load_scorer(source) if isinstance(source, str | Path) else source
+        cache = None if is_folder else "none"
+        pairs = score_judged(scorer, given, progress_bar if verbose else None, cache, **options)
+    else:
+        pairs = checked_scores(source, judged, **options)
+    calibration = fit_calibration(pairs, anyway)
     if not calibration.helps:
         reason = f"the calibration is not used: {calibration.check.finding}; fix: {_in_python(calibration.check)}"
         calibration = replace(calibration, warnings=(*calibration.warnings, reason))
@@ -192,26 +198,18 @@ def calibrate(source: Any, judged: Any = None, verbose: bool = True, **options: 
     return calibration
 
 
-def calibrate_scores(
+def checked_scores(
     scores: ArrayLike,
     relevance: ArrayLike,
     queries: Sequence[str] | None = None,
-    prior: float | None = None,
-    positive_from: float = POSITIVE_FROM,
-    seed: int = 0,
-    anyway: bool = False,
     scored_by: str | None = None,
     where: object = "scores",
-) -> Calibration:
-    """Calibrate the (N,) scores of any model with their relevance in [0, 1].
+    **options: Any,
+) -> ScoredPairs:
+    """Check the (N,) scores of any model with their relevance in [0, 1]; `where` names the scores in errors.
 
-    `queries` has the query of each score; None counts each score as a query. The other arguments are the settings of
-    `bixse calibrate`; `where` names the scores in errors.
-
-    Example:
-        >>> scores, relevance = [n / 40 for n in range(40)], [float(n > 15 + n % 7) for n in range(40)]
-        >>> calibrate_scores(scores, relevance, anyway=True).probability(0.9) > 0.5
-        True
+    `queries` has the query of each score; None counts each score as a query. `options` are further fields of
+    `ScoredPairs`.
     """
     values, labels = _numbers(where, scores), _numbers("relevance", relevance)
     ids = [str(number) for number in range(len(values))] if queries is None else list(map(str, queries))
@@ -231,98 +229,48 @@ def calibrate_scores(
         raise InputError(f"{where}: got {got}; expected scores that differ; fix: check the export, or rescale them")
     # logits near 1 for scores of any size: BM25 reaches 40, a distance may be in thousands
     new = RelevanceHead(1 / spread, -float(values.mean()) / spread, scored_by=scored_by)
-    pairs = ScoredPairs(values, labels, tuple(ids), prior, positive_from, seed, new=new)
-    return _calibration(pairs, None, f"{len(values)} scores of {getattr(where, 'name', where)}", anyway)
+    facts = f"{len(values)} scores of {getattr(where, 'name', where)}"
+    return ScoredPairs(values, labels, tuple(ids), new=new, facts=facts, **options)
 
 
-def calibrate_model(
-    model: str | Path | SentenceTransformer | Scorer,
-    pairs: Any,
-    prior: float | None = None,
-    positive_from: float = POSITIVE_FROM,
-    seed: int = 0,
-    anyway: bool = False,
+def score_judged(
+    scorer: RelevanceModel | Scorer,
+    judged: Pairs | Task,
     progress: ProgressBars | None = None,
-    facts: str = "",
-    warnings: Sequence[str] = (),
-) -> Calibration:
-    """Calibrate the cosines of an encoder, or the scores of a model of another kind, on graded pairs of any form.
+    cache: str | Path | None = None,
+    **options: Any,
+) -> ScoredPairs:
+    """Score graded pairs, or the pool of a collection's task, with a model of any kind.
 
-    The arguments are the settings of `bixse calibrate`; `facts` describes the pairs, and
-    `warnings` doubts them.
-    """
-    graded = as_pairs(pairs)
-    scorer: Any = load_scorer(model) if isinstance(model, str | Path) else model
-    doubts = [*warnings, *check_lengths(scorer, graded)]
-    cosines = pair_cosines(scorer, graded, progress)
-    scored = ScoredPairs(
-        cosines, graded.relevance, graded.query_ids, prior, positive_from, seed, new=_new_head(scorer)
-    )  # fmt: skip
-    share = float(graded.relevance.mean())
-    if prior is None and share > MOST_RELEVANT:
-        doubts.append(
-            f"a share of {share:.2f} of the pairs is relevant, and of a corpus far less: the probabilities are none of "
-            f"search results; use {SAMPLING}"
-        )
-    facts = facts or f"{len(graded)} pairs"
-    return _calibration(scored, getattr(scorer, "head", None), facts, anyway, tuple(doubts))
-
-
-def calibrate_collection(
-    model: str | Path | SentenceTransformer | Scorer,
-    collection: CollectionSource | Task,
-    split: str = SPLIT,
-    prior: float | None = None,
-    positive_from: float = POSITIVE_FROM,
-    seed: int = 0,
-    anyway: bool = False,
-    progress: ProgressBars | None = None,
-) -> Calibration:
-    """Calibrate a model for all documents of a corpus, on the judged queries of a split.
-
-    It samples the documents of each query, since most collections judge relevant ones alone: see
+    For a collection it samples the documents of each query, since most collections judge relevant ones alone: see
     `bixse.calibration.pool.draw_pool`. Documents without a judgement count as irrelevant. Relevance is the grade
-    divided by the highest grade of the split. `collection` is a folder, a `Collection`, (queries, corpus, qrels), or
-    the task that `collection_task` makes of one. The other arguments are the settings of `bixse calibrate`. Raises
-    InputError for a collection that cannot be used.
-
-    Example:
-        >>> corpus = {f"d{n}": f"how to {verb} it" for n, verb in enumerate(("copy", "move", "sort", "print"))}
-        >>> queries = {f"q{n}": text for n, text in enumerate(("copy", "move", "sort", "print"))}
-        >>> collection = (queries, corpus, {f"q{n}": {f"d{n}": 1} for n in range(4)})
-        >>> calibration = calibrate_collection("static:demo", collection, anyway=True)
-        >>> calibration.head.prior
-        0.25
+    divided by the highest grade of the split. `options` are further fields of `ScoredPairs`.
     """
-    task = collection if isinstance(collection, Task) else collection_task(collection, split)
-    scorer: Any = load_scorer(model) if isinstance(model, str | Path) else model
-    cache = None if isinstance(collection, str | Path | Task) else "none"
-    pool = score_pool(scorer, task, seed, progress, cache)
-    queries, _, *figures = zip(*pool.documents, strict=True)
-    relevance, weights, is_result = (np.array(each) for each in figures)
-    scored = ScoredPairs(
-        pool.cosines, relevance, queries, prior, positive_from, seed, _new_head(scorer), weights, is_result
-    )  # fmt: skip
-    return _calibration(scored, getattr(scorer, "head", None), pool.facts, anyway, pool.warnings)
-
-
-def _new_head(scorer: Any) -> RelevanceHead:
-    """Return the map to calibrate for a model without a head."""
     scale = PLAIN_SCALE if is_encoder(scorer) else 1.0  # a reranker gives logits
-    return RelevanceHead(scale, 0.0, dimensions=getattr(scorer, "truncate_dim", None))
+    new = RelevanceHead(scale, 0.0, dimensions=getattr(scorer, "truncate_dim", None))
+    options = {"head": getattr(scorer, "head", None), "new": new, **options}
+    if isinstance(judged, Task):
+        return score_pool(scorer, judged, progress, cache, **options)
+    doubts, share = check_lengths(scorer, judged), float(judged.relevance.mean())
+    if options.get("prior") is None and share > MOST_RELEVANT:
+        doubts = [
+            *doubts,
+            f"a share of {share:.2f} of the pairs is relevant, and of a corpus far less: the probabilities are none of "
+            f"search results; use {SAMPLING}",
+        ]
+    options = {"facts": f"{len(judged)} pairs", "warnings": tuple(doubts), **options}
+    return ScoredPairs(pair_cosines(scorer, judged, progress), judged.relevance, judged.query_ids, **options)
 
 
-def _calibration(
-    pairs: ScoredPairs, before: RelevanceHead | None, facts: str, anyway: bool, warnings: tuple[str, ...] = ()
-) -> Calibration:
+def fit_calibration(pairs: ScoredPairs, anyway: bool) -> Calibration:
     """Check on one half of the queries what is fitted on the other; then fit on all, if it helps."""
-    check = held_out_check(before, pairs)
+    check = held_out_check(pairs)
     helps = anyway or (check.helps and check.is_useful)
-    head = before
+    head = pairs.head
     if helps:
-        head = pairs.fit(before, slice(None), facts)
+        head = pairs.fit(slice(None), pairs.facts)
         head = head if pairs.prior is None else head.at_prior(pairs.prior)
-    return Calibration(head, check, pairs, facts, helps, warnings)
+    return Calibration(head, check, pairs, helps, pairs.warnings)
 
 
 def _numbers(name: object, given: ArrayLike) -> NDArray[np.float64]:

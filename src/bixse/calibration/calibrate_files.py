@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from bixse.calibration.calibrate import Calibration, calibrate_collection, calibrate_model, calibrate_scores
-from bixse.calibration.calibrate_head import HeldOutCheck, OperatingPoint, choose_thresholds
+from bixse.calibration.calibrate import Calibration, checked_scores, fit_calibration, score_judged
+from bixse.calibration.calibrate_head import HeldOutCheck, OperatingPoint, ScoredPairs, choose_thresholds
 from bixse.calibration.calibrate_settings import SPLIT
 from bixse.data.corpus import check_split, files_of_split
 from bixse.data.pairs_files import load_graded_pairs, load_scores
@@ -29,15 +29,16 @@ from bixse.errors import InputError
 from bixse.evaluation.collection_task import collection_task
 from bixse.files.files import hash_files, storage_errors, write_atomically
 from bixse.rendering.plots import reliability_diagram, save_plot
-from bixse.search.tasks import Task
 
 if TYPE_CHECKING:
     from bixse.calibration.calibrate_settings import CalibrateSettings
+    from bixse.data.graded_pairs import Pairs
     from bixse.progress import ProgressBars
+    from bixse.search.tasks import Task
 
 DIAGRAM = "reliability.svg"
 CUTS_FILE = "cuts.json"
-SHARED = {"prior", "positive_from", "seed", "anyway"}
+SHARED = {"prior", "positive_from", "seed"}
 """Settings of a calibration, whatever its scores are of."""
 COSINE_ROUNDING = 1e-6
 """Scores beyond 1 by more than this are no cosines, so that no snippet for a store of cosines is written."""
@@ -107,23 +108,18 @@ def calibrate_into(
     if record is not None and record.status == "finished":
         files = {"model": f"model/{HEAD_FILE}", "head": HEAD_FILE}
         return record.result(CalibrateResult, lambda known: [files[name] for name in files if name in known.artifacts])
-    encoder, precision = None, ""
-    if settings.scores is not None:
-        queries, scores, relevance = load_scores(settings.scores)
-        options = settings.model_dump(include={*SHARED, "scored_by"})
-        calibration = calibrate_scores(scores, relevance, queries, where=settings.scores, **options)
-    else:
-        calibration, encoder = _of_model(settings, progress)
-        precision = resolve_precision(device=encoder.device)
+    pairs, encoder = _scored(settings, progress)
+    precision = "" if encoder is None else resolve_precision(device=encoder.device)
+    calibration = fit_calibration(pairs, settings.anyway)
     result = CalibrateResult(
-        calibration.check, calibration.head, (), calibration.facts, precision, {}, calibration.helps,
+        calibration.check, calibration.head, (), pairs.facts, precision, {}, calibration.helps,
         input_warnings=calibration.warnings,
     )  # fmt: skip
     if result.refused:
         return result
     head, points = calibration.head, list[OperatingPoint]()
     if settings.at_precision and head is not None:
-        head, points = choose_thresholds(head, calibration.pairs, settings.at_precision)
+        head, points = choose_thresholds(head, pairs, settings.at_precision)
     # before a file is written: a head of slope 0 has no cuts, and is refused
     cuts = cuts_of(head, settings.export) if settings.export and head is not None else []
     if record is not None:
@@ -136,16 +132,21 @@ def calibrate_into(
     return result
 
 
-def _of_model(settings: CalibrateSettings, progress: ProgressBars | None) -> tuple[Calibration, Any]:
-    """Return the calibration and the model."""
-    folder, path = settings.collection, settings.pairs or Path()
-    judged = load_graded_pairs(path) if folder is None else collection_task(folder, settings.split or SPLIT)
+def _scored(settings: CalibrateSettings, progress: ProgressBars | None) -> tuple[ScoredPairs, Any]:
+    """Return the pairs with their scores, and the model; None for scores of a file."""
+    options = settings.model_dump(include=SHARED)
+    if settings.scores is not None:
+        queries, scores, relevance = load_scores(settings.scores)
+        return checked_scores(scores, relevance, queries, settings.scored_by, settings.scores, **options), None
+    judged: Pairs | Task
+    if settings.collection is not None:
+        judged = collection_task(settings.collection, settings.split or SPLIT)
+    else:
+        judged = load_graded_pairs(path := settings.pairs or Path())
+        options["facts"] = f"{len(judged)} pairs of {path.name}"
     encoder = load_scorer(str(settings.model), dimensions=settings.dimensions)
     use_task(encoder, settings.task)
-    options = {"progress": progress, **settings.model_dump(include=SHARED)}
-    if isinstance(judged, Task):
-        return calibrate_collection(encoder, judged, **options), encoder
-    return calibrate_model(encoder, judged, facts=f"{len(judged)} pairs of {path.name}", **options), encoder
+    return score_judged(encoder, judged, progress, **options), encoder
 
 
 def _write(

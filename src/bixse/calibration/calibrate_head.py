@@ -297,15 +297,21 @@ class ScoredPairs:
     """Number of documents of the corpus that each pair of a pool stands for; None for graded pairs."""
     is_result: NDArray[np.bool_] | None = None
     """True for the pairs of a pool that are search results of their query; None for graded pairs."""
+    head: RelevanceHead | None = None
+    """The earlier map of the model, if it has one."""
+    facts: str = ""
+    """A description of the pairs, in words."""
+    warnings: tuple[str, ...] = ()
+    """Doubts about the pairs."""
 
     def auc(self) -> Auc | None:
         """Return the AUC over all pairs, since nothing is fitted; None for pairs of one kind."""
         return auc(self.cosines, self.relevance >= self.positive_from, self.query_ids, self.weights)
 
-    def fit(self, head: RelevanceHead | None, rows: NDArray[np.bool_] | slice, fitted_on: str) -> RelevanceHead:
-        """Return the head of a model, or None, calibrated on some of the pairs; see `fit_head`."""
+    def fit(self, rows: NDArray[np.bool_] | slice, fitted_on: str) -> RelevanceHead:
+        """Return the map calibrated on some of the pairs; see `fit_head`."""
         weights = None if self.weights is None else self.weights[rows]
-        return fit_head(head, self.cosines[rows], self.relevance[rows], fitted_on, self.new, weights)
+        return fit_head(self.head, self.cosines[rows], self.relevance[rows], fitted_on, self.new, weights)
 
     def at_prior(self, rows: NDArray[np.bool_]) -> tuple[NDArray[np.float64] | None, NDArray[np.float64]]:
         """Return the weights of some of the pairs, None for equal ones, and their relevance, both at the prior."""
@@ -323,9 +329,10 @@ class ScoredPairs:
         return held, ids
 
 
-def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutCheck:
+def held_out_check(pairs: ScoredPairs) -> HeldOutCheck:
     """Fit on one half of the queries, and measure on the other."""
     held, ids = pairs.held_out()
+    head = pairs.head
     cosines, relevance, prior = pairs.cosines[held], pairs.relevance, pairs.prior
     for name, half in (("fitted on", ~held), ("measured on", held)):
         if np.ptp(relevance[half]) == 0:
@@ -339,7 +346,7 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
     def measured(candidate: RelevanceHead) -> CalibrationReport:
         return calibration_report(candidate.probability(cosines), observed, ids, seed=pairs.seed, weights=weights)
 
-    fitted = pairs.fit(head, ~held, "held-out check")
+    fitted = pairs.fit(~held, "held-out check")
     reports: dict[str, CalibrationReport] = {}
     if head is not None:
         reports["before"] = measured(head)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bixse.calibration.calibrate_head import pair_cosines
+import numpy as np
+
+from bixse.calibration.calibrate_head import ScoredPairs, pair_cosines
 from bixse.data.corpus import Document, JudgedCorpus
 from bixse.data.graded_pairs import Pairs
 from bixse.encoders.lengths import check_lengths
@@ -18,9 +19,6 @@ from bixse.search.bm25 import BM25
 from bixse.search.search_collection import encode_collection
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.encoders.scorers import Scorer
     from bixse.progress import ProgressBars
@@ -74,29 +72,18 @@ def draw_pool(
     return pool
 
 
-@dataclass(frozen=True)
-class ScoredPool:
-    """The M documents of a pool with the scores of a model."""
-
-    cosines: NDArray[np.float64]
-    """Cosines in [-1, 1]; scores for a model that is no encoder."""
-    documents: Sequence[PooledDocument]
-    facts: str
-    """A description of the pool, in words."""
-    warnings: tuple[str, ...]
-
-
 def score_pool(
     model: RelevanceModel | Scorer,
     task: Task,
-    seed: int = 0,
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,
-) -> ScoredPool:
+    seed: int = 0,
+    **options: Any,
+) -> ScoredPairs:
     """Draw the pool of the 100 best documents of the model and of BM25, and score it.
 
     The first ranking is that of the model. For a model that is no encoder it is that of BM25, since such a model ranks
-    the hits of another one.
+    the hits of another one. `options` are further fields of `ScoredPairs`.
     """
     corpus = {name: Document("", text) for name, text in task.documents() if text}
     queries, qrels = task.query_sets[0].queries, task.query_sets[0].qrels
@@ -124,4 +111,9 @@ def score_pool(
         f"{len(queries):,} queries of split {task.settings['split']!r} of {task.name}: {len(pool) - sampled:,} "
         f"retrieved or judged documents and {sampled:,} random documents, weighted to a corpus of {len(corpus):,}"
     )
-    return ScoredPool(cosines, pool, facts, (*task.joined, *check_lengths(model, pairs)))
+    names, _, *figures = zip(*pool, strict=True)
+    relevance, weights, is_result = map(np.array, figures)
+    return ScoredPairs(
+        cosines, relevance, names, seed=seed, weights=weights, is_result=is_result, facts=facts,
+        warnings=(*task.joined, *check_lengths(model, pairs)), **options,
+    )  # fmt: skip

@@ -60,7 +60,7 @@ class Searcher:
     def _check(self, prior: float | None) -> HeldOutCheck:
         """Return the result of `bixse calibrate` on the judged pairs; raise InputError for too few queries."""
         assert self.judged is not None
-        return held_out_check(self.head, replace(self.judged, prior=prior))
+        return held_out_check(replace(self.judged, prior=prior))
 
 
 def open_searcher(name: str, collection: Collection | None, progress: Any = None) -> Searcher:

@@ -86,8 +86,8 @@ class TwoSystems:
         for searcher in self.searchers:
             if pairs is not None and searcher.head is not None:
                 job.begin(f"encoding held-out pairs with {searcher.name}")
-                cosines = pair_cosines(searcher.model, pairs, job.begin)
-                searcher.judged = ScoredPairs(cosines, pairs.relevance, tuple(pairs.query_ids), seed=SEED)
+                cosines, ids = pair_cosines(searcher.model, pairs, job.begin), tuple(pairs.query_ids)
+                searcher.judged = ScoredPairs(cosines, pairs.relevance, ids, seed=SEED, head=searcher.head)
                 job.begin(f"measuring the probabilities of {searcher.name}")
                 with suppress(InputError):  # the page shows it
                     searcher.check(None)
