@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +27,6 @@ from bixse.losses.tiles.products import (
     tile_bytes,
     tile_shape,
 )
-from bixse.losses.tiles.sums import Sums
 
 if TYPE_CHECKING:
     from bixse.encoders.loading.precision import Setting
@@ -35,6 +36,8 @@ Reduction = Literal["query", "mean"]
 """"query" divides the sum over entries by B (the paper's), "mean" by the number of entries that count."""
 LARGEST_EXPONENT = 80.0
 """Largest logit of the fast form: exp() of a larger one could overflow float32. The slower form is always stable."""
+BYTES_PER_ENTRY = {torch.bfloat16: 10, torch.float32: 8, torch.float64: 16}
+"""Bytes of the buffers of `add_tiles` per entry, by the dtype of the products."""
 
 
 def graded_bce(
@@ -75,13 +78,69 @@ def graded_bce(
         queries, documents = queries.contiguous(), documents.contiguous()  # the kernels read rows
         height, width = tile_shape(*targets.shape, 2, min(KERNEL_TILE_BYTES, tile_bytes(queries.device)))
     elif queries.device.type != "cpu":
-        height, width = tile_shape(*targets.shape, DeviceTiles.bytes_per_entry[rounded], tile_bytes(queries.device))
+        height, width = tile_shape(*targets.shape, BYTES_PER_ENTRY[rounded], tile_bytes(queries.device))
     shape = (max(1, min(tile_rows or height, len(queries))), max(1, min(tile_columns or width, len(documents))))
     with without_autocast(queries.device):
         loss: Tensor = _GradedBCE.apply(  # type: ignore[no-untyped-call]
             queries.to(dtype), documents.to(dtype), scale, bias, targets, reduction, shape, rounded
         )
     return loss
+
+
+@dataclass
+class TileSums:
+    """A batch, and the sums over its entries from which loss and gradients are made.
+
+    The scale has not yet multiplied the gradients of the embeddings.
+    """
+
+    queries: Tensor
+    """(B, D); documents are (N, D), scale and bias numbers on the same device."""
+    documents: Tensor
+    scale: Tensor
+    bias: Tensor
+    targets: GradedTargets
+    shape: tuple[int, int]
+    """Rows and columns of a tile."""
+    wanted: tuple[bool, bool, bool, bool]
+    """True for each gradient that is wanted: of queries, documents, scale (derived from that of queries) and bias."""
+    like: InitVar[Callable[[Tensor], Tensor]]
+    """Makes the sums: of zeros, or of memory that is overwritten."""
+    totals: Tensor = field(init=False)
+    """(2,) sums of softplus(s) - z s and of sigma(s) - z, float64."""
+    grad_queries: Tensor | None = field(init=False)
+    """(B, D) sum of (sigma - z) d; None if not wanted."""
+    grad_documents: Tensor | None = field(init=False)
+    """(N, D) sum of (sigma - z) q; None if not wanted."""
+
+    def __post_init__(self, like: Callable[[Tensor], Tensor]) -> None:
+        exact = torch.float32 if self.queries.device.type == "mps" else torch.float64  # MPS has no float64
+        self.totals = like(self.queries.new_empty(2, dtype=exact))
+        self.grad_queries = like(self.queries) if self.wanted[0] or self.wanted[2] else None
+        self.grad_documents = like(self.documents) if self.wanted[1] else None
+
+    @property
+    def gradients(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.grad_queries, self.grad_documents
+
+    def add_products(self, rows: slice, columns: slice, sigma: Tensor, q: Tensor, d: Tensor, beta: int = 1) -> None:
+        """Add the products of (R, C) sigma of a tile with the (B, D) queries and (N, D) documents in its dtype.
+
+        With `beta` 0, the first tile of each row and column overwrites what is in memory.
+        """
+        if self.grad_queries is not None:
+            add_product(self.grad_queries[rows], sigma, d[columns], beta=beta or min(columns.start, 1))
+        if self.grad_documents is not None:
+            add_product(self.grad_documents[columns], sigma.T, q[rows], beta=beta or min(rows.start, 1))
+
+    def gradient_of_scale(self) -> Tensor | None:
+        """Return <Q, dQ>, which the gradient of the scale is made of; None if it is not wanted."""
+        if self.grad_queries is None or not self.wanted[2]:
+            return None
+        if self.queries.device.type == "cpu":
+            return torch.einsum("bd,bd->b", self.queries, self.grad_queries).sum(dtype=self.totals.dtype)
+        # einsum would compute a product per query
+        return torch.dot(self.queries.reshape(-1), self.grad_queries.reshape(-1))
 
 
 @cache
@@ -96,9 +155,12 @@ def has_kernel(device: torch.device) -> bool:
         side = math.isqrt(DESCRIBED_FROM - 1) + 1  # the smallest tile that takes every branch
         ones, one = torch.ones(side, 64, device=device), torch.ones((), device=device)
         index = torch.zeros(1, dtype=torch.long, device=device)
-        sums = Sums.empty(ones, ones, (True, True, False, False), torch.empty_like)
-        targets = GradedTargets(index, index, one[None], (side, side))
-        add_kernel_tiles(sums, ones, ones, one, one, targets, (side, side))
+        targets, shape, wanted = (
+            GradedTargets(index, index, one[None], (side, side)),
+            (side, side),
+            (True, True, False, False),
+        )
+        add_kernel_tiles(TileSums(ones, ones, one, one, targets, shape, wanted, torch.empty_like))
     except Exception as error:
         warnings.warn(f"loss: the Triton kernel does not run here ({error}), so slower operations do", stacklevel=2)
         return False
@@ -135,26 +197,25 @@ class _GradedBCE(torch.autograd.Function):
         wanted, on_host = ctx.needs_input_grad[:4], _on_host(queries, rounded)
         # other devices set all sums themselves, since every launch counts there
         like = torch.zeros_like if on_host or not math.prod(targets.shape) else torch.empty_like
-        sums = Sums.empty(queries, documents, wanted, like)
+        sums = TileSums(queries, documents, scale, bias, targets, shape, wanted, like)
         if on_host:
-            add_host_tiles(sums, queries, documents, scale, bias, targets, shape)
+            add_host_tiles(sums)
         elif _in_kernel(queries.device, rounded):
             from bixse.losses.tiles.kernel import add_kernel_tiles  # needs Triton
 
-            add_kernel_tiles(sums, queries, documents, scale, bias, targets, shape)
+            add_kernel_tiles(sums)
         else:
-            add_tiles(sums, queries, documents, scale, bias, targets, rounded, shape)
+            add_tiles(sums, rounded)
         count: Tensor | int = max(1, len(queries))
         if reduction == "mean":
             count = targets.number_counted().clamp(min=1)
-        grad_scale = sums.gradient_of_scale(queries) if wanted[2] else None
-        gradients = [sums.queries if wanted[0] else None, sums.documents]
+        grad_scale = sums.gradient_of_scale()
+        gradients = [sums.grad_queries if wanted[0] else None, sums.grad_documents]
         ctx.count = 1 if on_host else count
         if on_host:
             sums.totals /= count
             grad_scale = None if grad_scale is None else grad_scale / count
-            present = [part for part in (sums.queries, sums.documents) if part is not None]
-            if present:
+            if present := [part for part in sums.gradients if part is not None]:
                 torch._foreach_mul_(present, scale / count)
         loss = torch.div(sums.totals[0], ctx.count, out=queries.new_empty(()))
         ctx.save_for_backward(*gradients, grad_scale, sums.totals[1] if wanted[3] else None, None if on_host else scale)
@@ -176,20 +237,13 @@ class _GradedBCE(torch.autograd.Function):
         return (*embeddings, *numbers, None, None, None, None)
 
 
-def add_host_tiles(
-    sums: Sums,
-    queries: Tensor,
-    documents: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    targets: GradedTargets,
-    shape: tuple[int, int],
-) -> None:
-    """Add loss and gradients of every entry, one tile of `shape` at a time, in the dtype of the embeddings."""
-    tiles, known = _tiles(targets, shape)
-    alpha, beta = float(scale), float(bias)  # free on the CPU; a GPU would wait
+def add_host_tiles(sums: TileSums) -> None:
+    """Add loss and gradients of every entry, one tile at a time, in the dtype of the embeddings."""
+    tiles, known = _tiles(sums.targets, sums.shape)
+    queries, documents = sums.queries, sums.documents
+    alpha, beta = float(sums.scale), float(sums.bias)  # free on the CPU; a GPU would wait
     largest = abs(alpha) * float(_largest_norm(queries) * _largest_norm(documents)) + beta
-    logits_buffer = queries.new_empty(math.prod(shape))
+    logits_buffer = queries.new_empty(math.prod(sums.shape))
     sigma_buffer = torch.empty_like(logits_buffer) if largest < LARGEST_EXPONENT else None
     half_buffer = queries.new_empty(len(logits_buffer) // 2 + 1)
     value, total = sums.totals.unbind()
@@ -204,14 +258,10 @@ def add_host_tiles(
         value -= (z * picked).sum(dtype=value.dtype)
         logits[rows, columns] = torch.where(masked, -math.inf, picked)  # softplus and sigma are 0 there
         sigma = _softplus_and_sigma(logits, sigma_buffer, half_buffer, largest, value)
-        if not sums.with_gradients:
-            continue
-        sigma[rows, columns] -= z
-        total += sigma.sum()
-        if sums.queries is not None:
-            sums.queries[tile_rows].addmm_(sigma, d)
-        if sums.documents is not None:
-            sums.documents[tile_columns].addmm_(sigma.T, q)
+        if any(sums.wanted):
+            sigma[rows, columns] -= z
+            total += sigma.sum()
+            sums.add_products(tile_rows, tile_columns, sigma, queries, documents)
 
 
 def _tiles(
@@ -258,77 +308,48 @@ def _largest_norm(vectors: Tensor) -> Tensor:
     return vectors.norm(dim=1).amax() if len(vectors) else vectors.new_zeros(())
 
 
-def add_tiles(
-    sums: Sums,
-    queries: Tensor,
-    documents: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    targets: GradedTargets,
-    dtype: torch.dtype,
-    shape: tuple[int, int],
-) -> None:
-    """Add loss and gradients of every entry, one tile of `shape` at a time, with products of this dtype."""
-    q, d = queries.to(dtype), documents.to(dtype)
+def add_tiles(sums: TileSums, dtype: torch.dtype) -> None:
+    """Set loss and gradients of every entry, one tile at a time, with products of this dtype.
+
+    PyTorch's own operations run one after another in reused buffers; nothing waits for the device. Logits and sums are
+    at least float32.
+    """
+    q, d, shape = sums.queries.to(dtype), sums.documents.to(dtype), sums.shape
+    wide, entries = torch.promote_types(dtype, torch.float32), math.prod(shape)
+    all_logits = q.new_empty(entries + 1, dtype=wide)
+    all_softplus = q.new_empty(entries, dtype=wide)
+    all_sigma = all_logits if dtype == wide else q.new_empty(entries)
     sums.totals.zero_()
-    # unlabelled entries: float32 logits and sums; the CPU never waits for the device
-    tiles = DeviceTiles(shape, dtype, q.device)
     for rows, columns in blocks(len(q), len(d), shape):
-        parts, gradient = tiles.score(q[rows], d[columns], scale, bias, flat_positions(targets, rows, columns, shape))
-        sums.add(parts)
-        # beta 0 overwrites what is in memory; each row's first tile has column 0
-        if sums.queries is not None:
-            add_product(sums.queries[rows], gradient, d[columns], beta=min(columns.start, 1))
-        if sums.documents is not None:
-            add_product(sums.documents[columns], gradient.T, q[rows], beta=min(rows.start, 1))
-    # known entries: float32 throughout
-    for row, column, relevance in known_parts(queries, targets):
-        q, d = queries[row], documents[column]
-        logits = torch.addcmul(bias, (q * d).sum(dim=1), scale)
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        logits, softplus, sigma = (
+            buffer[: height * shape[1]].view(-1, shape[1])[:, :width]
+            for buffer in (all_logits, all_softplus, all_sigma)
+        )
+        multiply(q[rows], d[columns].T, out=logits)
+        torch.addcmul(sums.bias, logits, sums.scale, out=logits)
+        # softplus and sigma of known entries are 0 here; entries of other tiles: the position after the last
+        all_logits.index_fill_(0, flat_positions(sums.targets, rows, columns, shape), -math.inf)
+        value = torch.logaddexp(logits, logits.new_zeros(()), out=softplus).sum(dim=1)
+        weight = logits.sigmoid_().sum(dim=1)
+        if all_sigma is not all_logits:
+            sigma.copy_(logits)
+        sums.totals += torch.stack([value, weight]).sum(dim=1, dtype=sums.totals.dtype)
+        sums.add_products(rows, columns, sigma, q, d, beta=0)
+    _add_known(sums)
+
+
+def _add_known(sums: TileSums) -> None:
+    """Add loss and gradients of the known entries, in the dtype of the embeddings throughout."""
+    for row, column, relevance in known_parts(sums.queries, sums.targets):
+        q, d = sums.queries[row], sums.documents[column]
+        logits = torch.addcmul(sums.bias, (q * d).sum(dim=1), sums.scale)
         z, masked = relevance.nan_to_num(0.0).to(logits.dtype), relevance.isnan()
         softplus = torch.nn.functional.softplus(logits, threshold=LARGEST_EXPONENT)  # by default it is s above 20
         value = torch.addcmul(softplus, z, logits, value=-1.0).masked_fill_(masked, 0.0)
         weight = logits.sigmoid().sub_(z).masked_fill_(masked, 0.0)
-        sums.add(torch.stack([value, weight]))
-        add_outer((sums.queries, sums.documents), (q, d), (row, column), weight)
-
-
-class DeviceTiles:
-    """Score one tile after another in reused buffers: two of float32 and one in the dtype of the products.
-
-    PyTorch's own operations run one after another; nothing waits for the device.
-    """
-
-    bytes_per_entry: ClassVar[dict[torch.dtype, int]] = {torch.bfloat16: 10, torch.float32: 8, torch.float64: 16}
-    """Bytes of the buffers per entry, by the dtype of the products."""
-
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
-        wide, entries = torch.promote_types(dtype, torch.float32), math.prod(shape)
-        self.stride = shape[1]
-        self._logits = torch.empty(entries + 1, dtype=wide, device=device)
-        self._softplus = torch.empty(entries, dtype=wide, device=device)
-        self._rounded = self._logits if dtype == wide else torch.empty(entries, dtype=dtype, device=device)
-
-    def score(
-        self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Score (R, D) queries and (C, D) documents.
-
-        Return (2, R) sums of softplus(s) and of sigma(s) in float32, and (R, C) sigma(s), rounded to the dtype of the
-        products, 0 at known entries; the next tile overwrites it. `known` are positions in rows of `stride` entries.
-        """
-        logits, softplus, sigma = (
-            buffer[: len(queries) * self.stride].view(-1, self.stride)[:, : len(documents)]
-            for buffer in (self._logits, self._softplus, self._rounded)
-        )
-        multiply(queries, documents.T, out=logits)
-        torch.addcmul(bias, logits, scale, out=logits)
-        self._logits.index_fill_(0, known, -math.inf)  # entries of other tiles: the position after the last
-        value = torch.logaddexp(logits, logits.new_zeros(()), out=softplus).sum(dim=1)
-        total = logits.sigmoid_().sum(dim=1)
-        if self._rounded is not self._logits:
-            sigma.copy_(logits)
-        return torch.stack([value, total]), sigma
+        sums.totals += torch.stack([value, weight]).sum(dim=1, dtype=sums.totals.dtype)
+        add_outer(sums.gradients, (q, d), (row, column), weight)
 
 
 def flat_positions(targets: GradedTargets, rows: slice, columns: slice, shape: tuple[int, int]) -> Tensor:

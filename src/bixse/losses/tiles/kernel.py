@@ -11,11 +11,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bixse.losses.tiles.products import add_outer, add_product, blocks, known_parts
+from bixse.losses.tiles.products import add_outer, blocks, known_parts
 
 if TYPE_CHECKING:
-    from bixse.losses.targets import GradedTargets
-    from bixse.losses.tiles.sums import Sums
+    from bixse.losses.tiles.bce import TileSums
 
 ROWS, COLUMNS, DEPTH = 128, 128, 64
 """Entries of one program. Two programs fit a multiprocessor: one multiplies while the other computes sigma."""
@@ -169,60 +168,39 @@ def _replace_known(
             tl.atomic_add(grad_documents + d + start, added, mask, sem="relaxed")
 
 
-def add_kernel_tiles(
-    sums: Sums,
-    queries: Tensor,
-    documents: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    targets: GradedTargets,
-    shape: tuple[int, int],
-) -> None:
-    """Set loss and gradients of every entry, one tile of `shape` at a time, with products in bf16.
+def add_kernel_tiles(sums: TileSums) -> None:
+    """Set loss and gradients of every entry, one tile at a time, with products in bf16.
 
     Embeddings and gradients are contiguous, and float32 as scale and bias.
     """
-    gradients = [gradient for gradient in (sums.queries, sums.documents) if gradient is not None]
-    if gradients:
+    if gradients := [gradient for gradient in sums.gradients if gradient is not None]:
         torch._foreach_zero_(gradients)
-    tiles = KernelTiles(sums, queries, documents, scale, bias, targets, shape)
-    for rows, columns in blocks(*targets.shape, shape):
-        sigma = tiles.score(rows, columns)
-        if sums.queries is not None:
-            add_product(sums.queries[rows], sigma, tiles.rounded[1][columns])
-        if sums.documents is not None:
-            add_product(sums.documents[columns], sigma.T, tiles.rounded[0][rows])
+    tiles, targets = KernelTiles(sums), sums.targets
+    for rows, columns in blocks(*targets.shape, sums.shape):
+        sums.add_products(rows, columns, tiles.score(rows, columns), *tiles.rounded)
     sums.totals = tiles.parts.sum(dim=1, dtype=torch.float64)
     if tiles.weights is not None:
-        for row, column, weight in known_parts(queries, replace(targets, relevance=tiles.weights)):
-            add_outer((sums.queries, sums.documents), (queries[row], documents[column]), (row, column), weight)
+        for row, column, weight in known_parts(sums.queries, replace(targets, relevance=tiles.weights)):
+            add_outer(sums.gradients, (sums.queries[row], sums.documents[column]), (row, column), weight)
 
 
 class KernelTiles:
     """Score one tile after another into one reused buffer of bf16."""
 
-    def __init__(
-        self,
-        sums: Sums,
-        queries: Tensor,
-        documents: Tensor,
-        scale: Tensor,
-        bias: Tensor,
-        targets: GradedTargets,
-        shape: tuple[int, int],
-    ) -> None:
-        known = [part.contiguous() for part in targets.tensors().values()]
-        self._exact, self._numbers, self._known = (queries, documents), (scale, bias), known
-        self.rounded = queries.to(torch.bfloat16), documents.to(torch.bfloat16)
+    def __init__(self, sums: TileSums) -> None:
+        known = [part.contiguous() for part in sums.targets.tensors().values()]
+        queries, shape = sums.queries, sums.shape
+        self._exact, self._numbers, self._known = (queries, sums.documents), (sums.scale, sums.bias), known
+        self.rounded = queries.to(torch.bfloat16), sums.documents.to(torch.bfloat16)
         self.weights: Tensor | None = None
         """(M,) sigma - z of the known entries, if their part of the gradients is still to be added."""
-        self._gradients: tuple[Tensor | None, Tensor | None] = (sums.queries, sums.documents)
+        self._gradients = sums.gradients
         if torch.are_deterministic_algorithms_enabled():  # atomic additions come in any order
             self.weights, self._gradients = queries.new_empty(len(known[0])), (None, None)
         self._stride = -(-shape[1] // ALIGNED) * ALIGNED
         self._sigma = queries.new_empty(shape[0] * self._stride, dtype=torch.bfloat16)
         self._replacing = triton.cdiv(len(known[0]), ENTRIES)
-        tiles = [_programs(rows, columns) + self._replacing for rows, columns in blocks(*targets.shape, shape)]
+        tiles = [_programs(rows, columns) + self._replacing for rows, columns in blocks(*sums.targets.shape, shape)]
         self.parts, self._next = queries.new_empty(2, sum(tiles)), 0
         """(2, P) parts of the totals, one of each program."""
 
