@@ -58,7 +58,7 @@ def test_known_takes_every_grade_and_paper_those_of_a_rows_documents(queries, do
 
 def test_the_tensors_carry_everything_also_a_mask():
     targets = GradedTargets.from_ids(["a", "b"], ["x", "y"], {**GRADED, "b": {"x": NAN}})
-    again = GradedTargets.from_tensors(targets.tensors(), targets.shape)
+    again = GradedTargets(**targets.tensors(), shape=targets.shape)
     assert dense(again) == dense(targets) == [[[1.0, 0.25], [0.0, 0.0]], [[1.0, 1.0], [0.0, 1.0]]]
 
 
@@ -88,16 +88,20 @@ def test_entries_above_the_best_relevant_document_are_masked(margin, entries_at_
     assert (len(expected) == len(known)) == (margin == 2.0)
 
 
-def test_dense_cut_and_carried_targets_are_the_same():
+def test_dense_cut_and_carried_targets_are_the_same(monkeypatch):
     batch = random_batch(7, 5, known=0.3, masked=0.3)
     targets, expected = batch.targets, torch.tensor(batch.relevance(), dtype=torch.float64)
     z, weight = targets.dense(torch.float64)
     torch.testing.assert_close(z, expected.nan_to_num(0.0))
     assert torch.equal(weight.bool(), ~expected.isnan())
-    torch.testing.assert_close(targets.every(2).dense(torch.float64)[0], z[::2])
+    monkeypatch.setattr("bixse.losses.targets.ENTRIES_SAMPLED", 7 * 5 - 1)
+    cosines, sampled, counted = targets.sample(batch.queries, batch.documents)
+    torch.testing.assert_close(sampled, z[::2].float())
+    assert torch.equal(counted.bool(), weight[::2].bool())
+    torch.testing.assert_close(cosines, (batch.queries @ batch.documents.T)[::2].float())
     for block, part in targets.row_chunks(3):
         torch.testing.assert_close(part.dense(torch.float64)[0], z[block])
-    again = GradedTargets.from_tensors(targets.tensors(), targets.shape).to("cpu")
+    again = GradedTargets(**targets.tensors(), shape=targets.shape).to("cpu")
     assert torch.equal(again.dense(torch.float64)[0], z)
 
 

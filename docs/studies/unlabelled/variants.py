@@ -40,7 +40,7 @@ class Variant(GradedTrainer):
             cosines, relevance = [], []
             for batch in self._loader(self.plan.of_epoch(0), self.data_collator):
                 cosines.append(self.base[0][batch["numbers"][0]] @ self.base[1][batch["numbers"][1]].T)
-                relevance.append(GradedTargets.from_tensors(batch["label"], cosines[-1].shape).dense()[0])
+                relevance.append(GradedTargets(**batch["label"], shape=cosines[-1].shape).dense()[0])
             x, z = (torch.cat([part.flatten() for part in parts]).numpy() for parts in (cosines, relevance))
             self.curve, self.prior = fit_platt(x, z), float(np.mean(z))
         return super().train(*args, **kwargs)

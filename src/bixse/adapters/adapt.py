@@ -210,8 +210,7 @@ def adapted(queries: Tensor, down: Tensor, up: Tensor) -> Tensor:
 
 def fit_head(queries: Tensor, documents: Tensor, targets: GradedTargets) -> tuple[float, float]:
     """Return alpha, at least 1, and beta, fitted to all entries of evenly spaced queries."""
-    stride = targets.sample_stride
-    cosines, relevance = queries[::stride] @ documents.T, targets.every(stride).dense()[0]
+    cosines, relevance, _ = targets.sample(queries, documents)
     slope, intercept = fit_platt(cosines.flatten(), relevance.flatten())
     return max(slope, 1.0), intercept
 

@@ -52,6 +52,8 @@ class GradedLoss(nn.Module, ABC):
     options_class: ClassVar[type[LossOptions]] = LossOptions
     learned_otherwise: str = "nothing"
     """Lesson from a query that lacks a required document, for warnings."""
+    learns_differences: bool = False
+    """True if the loss learns from two graded documents of a query, whatever their relevance."""
     dimensions: tuple[int, ...] = ()
     """Shorter lengths of the embeddings that are trained too."""
 
@@ -85,7 +87,7 @@ class GradedLoss(nn.Module, ABC):
             order = features.get("order")
             document_features = [{name: value for name, value in features.items() if name != "order"}]
             first, columns = None, number_of_texts(features) if order is None else len(order)
-            targets = GradedTargets.from_tensors(labels, (number_of_texts(query_features), columns))
+            targets = GradedTargets(**labels, shape=(number_of_texts(query_features), columns))
         else:
             first, targets = self.targets_of_labels(query_features, document_features, labels)
         texts = [*document_features, query_features]
@@ -117,12 +119,7 @@ class GradedLoss(nn.Module, ABC):
     ) -> tuple[Tensor, GradedTargets]:
         """Return the rows of the documents that become columns, and the targets of a stock trainer's batch."""
         rows = number_of_texts(query_features)
-        if labels.ndim == 0 or len(labels) != rows or labels.numel() != rows * len(document_features):
-            raise InputError(
-                f"loss: got labels of shape {tuple(labels.shape)} for {rows} queries and {len(document_features)} "
-                "document columns; expected a relevance for each document; fix: one label per document column"
-            )
-        relevance = labels.reshape(rows, -1)  # (B, K)
+        relevance = table_of_labels(labels, rows, len(document_features))
         tokens = [tokens_without_padding(features) for features in document_features]
         width = max(part.shape[1] for part in tokens)
         padded = [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1) for part in tokens]
@@ -177,17 +174,20 @@ class GradedLoss(nn.Module, ABC):
     @property
     def positive_from(self) -> float | None:
         """The lowest relevance of a relevant document; None: any above 0."""
-        return None
+        return getattr(self.options, "positive_from", None)
 
     @property
     def requires(self) -> str:
         """The documents that a query needs to teach what is relevant, in words."""
         low = self.positive_from
-        return f"a document with relevance {'above 0' if low is None else f'of at least {low:g}'}"
+        at_least = "above 0" if low is None else f"of at least {low:g}"
+        return "two graded documents" if self.learns_differences else f"a document with relevance {at_least}"
 
     def is_informative(self, relevance: Sequence[float]) -> bool:
-        """Return True if a query with this relevance teaches relevance; by default one document must be relevant."""
+        """Return True if a query with this relevance has the documents that the loss `requires`."""
         low = self.positive_from
+        if self.learns_differences:
+            return len(relevance) >= 2
         return any(z > 0 if low is None else z >= low for z in relevance)
 
     @abstractmethod
@@ -212,6 +212,16 @@ def _check_embeds(model: object) -> None:
             "build_encoder(NAME_OR_FOLDER) or SentenceTransformer(NAME_OR_FOLDER) (a CrossEncoder reads both texts "
             "together and has no embeddings: `bixse grade` takes it as a judge)"
         )
+
+
+def table_of_labels(labels: Tensor, rows: int, columns: int) -> Tensor:
+    """Return (B,) or (B, K) labels of B rows and K document columns as (B, K); raise InputError for others."""
+    if labels.ndim == 0 or len(labels) != rows or labels.numel() != rows * columns:
+        raise InputError(
+            f"loss: got labels of shape {tuple(labels.shape)} for {rows} queries and {columns} document columns; "
+            "expected a relevance for each document; fix: one label per document column"
+        )
+    return labels.reshape(rows, columns)
 
 
 def _unit_length(vectors: Tensor) -> Tensor:

@@ -135,10 +135,6 @@ class BiXSELoss(GradedLoss):
         state[f"{prefix}saved_multiplier"] = self.saved_multiplier
         super()._load_from_state_dict(state, prefix, *args)
 
-    @property
-    def positive_from(self) -> float | None:
-        return self.options.positive_from
-
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """Return the loss; the first call sets the bias."""
         targets.check_fits("loss", queries, documents)
@@ -172,9 +168,7 @@ class BiXSELoss(GradedLoss):
     @torch.no_grad()
     def start_bias(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> None:
         """Set the logit bias by the option `bias` from one batch's (B, D) and (N, D) embeddings."""
-        stride = targets.sample_stride  # above 4 million entries: evenly spaced queries
-        cosines = queries[::stride].float() @ documents.float().T
-        relevance, weight = targets.every(stride).dense()
+        cosines, relevance, weight = targets.sample(queries, documents)
         if self.options.bias == "fit":
             start = fit_bias(cosines, relevance, weight, float(self.logit_scale))
         else:

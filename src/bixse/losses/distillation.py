@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,17 +15,6 @@ if TYPE_CHECKING:
     from bixse.losses.targets import GradedTargets
 
 
-class DistillationLoss(RowWiseLoss):
-    """The base of the losses on a query's graded documents alone, whose relevance is a teacher's score."""
-
-    @property
-    def requires(self) -> str:
-        return "two graded documents"
-
-    def is_informative(self, relevance: Sequence[float]) -> bool:
-        return len(relevance) >= 2
-
-
 class MarginMSEOptions(LossOptions):
     """Options of `MarginMSELoss`; the scale multiplies the loss by its square and changes nothing else."""
 
@@ -34,7 +22,7 @@ class MarginMSEOptions(LossOptions):
     """Target difference of cosines per difference of 1 in relevance."""
 
 
-class MarginMSELoss(DistillationLoss):
+class MarginMSELoss(RowWiseLoss):
     """Mean squared error of the margin between two documents of a query (Hofstätter et al. 2020, arXiv:2010.02666).
 
     L = (1/P) sum over the P pairs j < k of a query's graded documents of [ (s_ij - s_ik) - m (z_ij - z_ik) ]^2, with
@@ -44,6 +32,7 @@ class MarginMSELoss(DistillationLoss):
 
     options_class = MarginMSEOptions
     options: MarginMSEOptions
+    learns_differences = True
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """Return one term per pair of graded documents."""
@@ -66,7 +55,7 @@ class DistillKLOptions(LossOptions):
     """Divisor of relevance before the softmax of the teacher; a lower temperature sharpens it."""
 
 
-class DistillKLLoss(DistillationLoss):
+class DistillKLLoss(RowWiseLoss):
     """KL divergence from the teacher's distribution over a query's graded documents to the student's.
 
     L = (1/R) sum_i sum_j p_ij (log p_ij - log softmax_j(s_ij)), p_ij = softmax_j(z_ij / temperature), over the R
@@ -76,6 +65,7 @@ class DistillKLLoss(DistillationLoss):
 
     options_class = DistillKLOptions
     options: DistillKLOptions
+    learns_differences = True
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """Return one term per query with two graded documents; a single document has no order to learn."""

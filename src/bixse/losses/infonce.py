@@ -42,10 +42,6 @@ class InfoNCELoss(RowWiseLoss):
     options: InfoNCEOptions
     blocks_held: ClassVar[int] = 4
 
-    @property
-    def positive_from(self) -> float:
-        return self.options.positive_from
-
     def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
         """Return the targets unchanged: each positive has its own negatives."""
         return targets

@@ -38,7 +38,8 @@ class MatryoshkaLoss(GradedLoss):
         # a plain attribute, no submodule of the inner loss: the encoder would be listed and saved twice
         del loss.model
         object.__setattr__(loss, "model", model)
-        self.loss, self.options, self.learned_otherwise = loss, loss.options, loss.learned_otherwise
+        self.loss, self.options = loss, loss.options
+        self.learned_otherwise, self.learns_differences = loss.learned_otherwise, loss.learns_differences
         self.dimensions = tuple(sorted(dimensions, reverse=True))
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
@@ -62,9 +63,6 @@ class MatryoshkaLoss(GradedLoss):
 
     with_head: Any = property(attrgetter("loss"))
     trained_head: Any = property(attrgetter("loss.trained_head"))
-    positive_from: Any = property(attrgetter("loss.positive_from"))
-    requires: Any = property(attrgetter("loss.requires"))
-    is_informative: Any = property(attrgetter("loss.is_informative"))
 
     def get_config_dict(self) -> dict[str, Any]:
         return {**self.loss.get_config_dict(), "dimensions": self.dimensions}

@@ -28,7 +28,9 @@ def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
     _with_head(loss).load_state_dict({name: torch.tensor(value) for name, value in values.items()}, strict=False)
 
 
-def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None = None) -> RelevanceHead:
+def save_relevance_head(
+    loss: nn.Module, folder: str | Path, prior: float | None = None, *, before_weights: bool = False
+) -> RelevanceHead:
     """Write scale and bias of a trained loss into a model folder, so that `load_relevance_model` gives probabilities.
 
     `bixse train` does this itself. sentence-transformers' own trainer saves the encoder alone: call this afterwards
@@ -39,6 +41,7 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
         loss: a trained `BiXSELoss`.
         folder: the model folder; an existing head is replaced.
         prior: mean target of the training entries, between 0 and 1, for `RelevanceHead.at_prior`; None: unknown.
+        before_weights: True if the weights are written later, by `trainer.save_model()`.
 
     Example:
         ::
@@ -47,10 +50,6 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
             model.save_pretrained("my-model")
             save_relevance_head(loss, "my-model")
     """
-    return _save(loss, Path(folder), prior)
-
-
-def _save(loss: nn.Module, folder: Path, prior: float | None, before_weights: bool = False) -> RelevanceHead:
     from bixse.encoders.relevance_model import RelevanceModel
 
     head = _head_or_refuse(loss, prior)
@@ -60,7 +59,7 @@ def _save(loss: nn.Module, folder: Path, prior: float | None, before_weights: bo
             "fix: call this after trainer.train(), with the loss that the trainer was given"
         )
     heads = at_lengths(head, getattr(loss, "dimensions", ()))
-    save_heads(heads, folder, before_weights=before_weights)
+    save_heads(heads, folder := Path(folder), before_weights=before_weights)
     add_older_settings(folder)  # the folder was saved by plain sentence-transformers, which omits them
     model = getattr(loss, "model", None)
     if isinstance(model, RelevanceModel):
@@ -121,7 +120,7 @@ class SaveRelevanceHead(TrainerCallback):
             restore_head(self.loss, head)
         if state.is_world_process_zero:
             prior = head.trained_prior if head is not None else self._prior()
-            _save(self.loss, Path(args.output_dir or "."), prior, before_weights=True)
+            save_relevance_head(self.loss, args.output_dir or ".", prior, before_weights=True)
 
     def _prior(self) -> float | None:
         return self._targets / self._steps if self._steps else None

@@ -12,6 +12,7 @@ from sentence_transformers.util import maxsim
 from torch import Tensor, nn
 
 from bixse.errors import InputError, ModelError
+from bixse.losses.base import table_of_labels
 from bixse.losses.catalogue import build_loss
 from bixse.losses.targets import GradedTargets
 
@@ -96,14 +97,9 @@ class ScoreLoss(nn.Module):
         """Return the loss of (B, D) sparse queries and one or more (B, D) columns of documents, for `SpladeLoss`."""
         queries, *documents = embeddings
         rows, number = len(queries), len(documents)
-        if labels.numel() != rows * number:
-            raise InputError(
-                f"loss: got labels of shape {tuple(labels.shape)} for {rows} queries and {number} document columns; "
-                "expected a relevance for each document; fix: one label per document column"
-            )
+        relevance = table_of_labels(labels, rows, number).T.reshape(-1)
         row = torch.arange(rows, device=labels.device).repeat(number)
         column = torch.arange(rows * number, device=labels.device)
-        relevance = labels.reshape(rows, number).T.reshape(-1)
         targets = GradedTargets.from_entries(row, column, relevance, (rows, rows * number))
         return self._of_scores(_dot(queries, torch.cat(documents)), targets)
 

@@ -107,13 +107,8 @@ class GradedTargets:
         shape = (len(query_ids), len(document_ids))
         return cls.from_entries(rows, columns, np.array(relevance, dtype=np.float32), shape)
 
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> GradedTargets:
-        """Return the targets that gave these `tensors`, on their present device; nothing is checked again."""
-        return cls(tensors["rows"], tensors["columns"], tensors["relevance"], shape)
-
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name, as a batch carries them to any device."""
+        """Return all tensors by name, as a batch carries them to any device; `GradedTargets` takes them back."""
         return {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
 
     def number_counted(self) -> Tensor:
@@ -134,18 +129,18 @@ class GradedTargets:
             )
 
     def to(self, device: torch.device | str) -> GradedTargets:
-        return self.from_tensors({name: part.to(device) for name, part in self.tensors().items()}, self.shape)
+        return GradedTargets(**{name: part.to(device) for name, part in self.tensors().items()}, shape=self.shape)
 
-    @property
-    def sample_stride(self) -> int:
-        """The distance of evenly spaced queries with at most `ENTRIES_SAMPLED` entries in total."""
-        return max(1, -(-self.shape[0] * self.shape[1] // ENTRIES_SAMPLED))
+    def sample(self, queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return cosines, relevance and weight (see `dense`) of at most `ENTRIES_SAMPLED` entries, each (S, N).
 
-    def every(self, stride: int) -> GradedTargets:
-        """Return the targets of queries 0, stride, 2 stride, ... against all documents."""
-        listed = self.rows % stride == 0
-        shape = (-(-self.shape[0] // stride), self.shape[1])
-        return GradedTargets(self.rows[listed] // stride, self.columns[listed], self.relevance[listed], shape)
+        They are those of evenly spaced queries against all documents. Queries (B, D) and documents
+        (N, D) are L2-normalised.
+        """
+        stride = max(1, -(-self.shape[0] * self.shape[1] // ENTRIES_SAMPLED))
+        listed, shape = self.rows % stride == 0, (-(-self.shape[0] // stride), self.shape[1])
+        known = GradedTargets(self.rows[listed] // stride, self.columns[listed], self.relevance[listed], shape)
+        return queries[::stride].float() @ documents.float().T, *known.dense()
 
     def binarised(self, threshold: float) -> GradedTargets:
         """Return the targets with relevance 1[z >= threshold], compared in float32; masked entries stay masked."""

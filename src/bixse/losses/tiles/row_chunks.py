@@ -46,29 +46,22 @@ class RowWiseLoss(GradedLoss):
         """Return the result of (R, N) logits, scale * cosine, which may be overwritten."""
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-        """Return the loss; 0 if there is nothing to learn."""
-        on_cpu = queries.device.type == "cpu"
-        entries = ENTRIES_PER_CHUNK if on_cpu else tile_bytes(queries.device) // (4 * self.blocks_held)
-        loss, self.denominator = row_wise_loss(self, queries, documents, targets, entries)
+        """Return the sum of the rows' terms over the sum of their counts; 0 if there is nothing to learn."""
+        targets.check_fits("loss", queries, documents)
+        device = queries.device
+        # logits and all sums are float32 at least, despite autocast
+        dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
+        rounded = product_dtype(self.options.products, device, dtype)  # embeddings, gradients of unlabelled entries
+        entries = ENTRIES_PER_CHUNK if device.type == "cpu" else tile_bytes(device) // (4 * self.blocks_held)
+        rows = max(1, min(len(queries), entries // max(1, len(documents))))  # speed and memory only
+        with without_autocast(device):
+            loss, self.denominator = _RowWise.apply(  # type: ignore[no-untyped-call]
+                queries.to(dtype), documents.to(dtype), targets, self, rows, rounded
+            )
         relevant, irrelevant = mean_logits(queries, documents, targets, self.options.scale)
         self.statistics = {"mean_logit_relevant": relevant, "mean_logit_irrelevant": irrelevant}
-        return loss
-
-
-def row_wise_loss(
-    of: RowWiseLoss, queries: Tensor, documents: Tensor, targets: GradedTargets, entries_per_chunk: int
-) -> tuple[Tensor, Tensor]:
-    """Return the sum of the rows' terms over the sum of their counts (0 for no counts), and that sum, detached."""
-    targets.check_fits("loss", queries, documents)
-    # queries (B, D) and documents (N, D); logits and all sums are float32 at least, despite autocast
-    dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
-    rounded = product_dtype(of.options.products, queries.device, dtype)  # embeddings, gradients of unlabelled entries
-    rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))  # speed and memory only
-    with without_autocast(queries.device):
-        loss, denominator = _RowWise.apply(  # type: ignore[no-untyped-call]
-            queries.to(dtype), documents.to(dtype), targets, of, rows, rounded
-        )
-    return loss, denominator
+        value: Tensor = loss
+        return value
 
 
 class _RowWise(torch.autograd.Function):

@@ -210,7 +210,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         for batch in self._loader(self.plan.of_epoch(0), collator):
             features, labels = self.collect_features(self._prepare_inputs(batch))
             shape = (number_of_texts(features[0]), number_of_texts(features[1]))
-            yield features, GradedTargets.from_tensors(labels, shape)  # type: ignore[arg-type]
+            yield features, GradedTargets(**labels, shape=shape)  # type: ignore[arg-type]
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         """Return the names without the logit scale, which takes no weight decay (transformers leaves out biases)."""
