@@ -71,23 +71,6 @@ def test_binarised_takes_the_threshold_itself_as_relevant_in_both_dtypes(dtype):
     assert dense(GradedTargets.from_entries(*from_single.T, (1, 1)).binarised(0.7))[0] == [[1.0]]
 
 
-@pytest.mark.parametrize("entries_at_once", [2**22, 12])
-@pytest.mark.parametrize("margin", [0.0, 0.2, 2.0])
-def test_entries_above_the_best_relevant_document_are_masked(margin, entries_at_once):
-    batch = random_batch(7, 12, known=0.3)
-    queries, documents = batch.queries.detach(), batch.documents.detach()
-    known = batch.known_entries()
-    expected = dict(known)
-    for i, row in enumerate((queries @ documents.T).tolist()):
-        relevant = [row[j] for (k, j), z in known.items() if k == i and z >= 0.5]
-        for j, cosine in enumerate(row):
-            if relevant and (i, j) not in known and cosine > max(relevant) + margin:
-                expected[i, j] = NAN
-    batch.targets = batch.targets.without_false_negatives(queries, documents, margin, entries_at_once)
-    assert {key: str(z) for key, z in batch.known_entries().items()} == {key: str(z) for key, z in expected.items()}
-    assert (len(expected) == len(known)) == (margin == 2.0)
-
-
 def test_dense_cut_and_carried_targets_are_the_same(monkeypatch):
     batch = random_batch(7, 5, known=0.3, masked=0.3)
     targets, expected = batch.targets, torch.tensor(batch.relevance(), dtype=torch.float64)

@@ -131,6 +131,7 @@ def test_settings_that_came_later_do_not_change_a_run_without_them():
     [
         ("regrade", None),
         ("regrade", {"judge": "m", "budget": 7}),
+        ("loss_options.false_negative_margin", 0.1),
         ("loss_options.unlabelled", "base"),
         ("loss_options.unlabelled_weight", 0.5),
     ],

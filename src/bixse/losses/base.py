@@ -102,17 +102,11 @@ class GradedLoss(nn.Module, ABC):
             queries, chosen = _unit_length(queries), _unit_length(chosen)
             if order is not None:
                 chosen = all_gather_rows(chosen, -(-len(order) // world_size()))[order]
-            targets = self.masked(queries.detach(), chosen.detach(), targets)
             loss = self.compute_loss_from_embeddings(queries, chosen, targets)
             loss = loss * global_mean_weight(self.denominator).to(loss)  # denominators differ between processes
             if is_sharded(self.model):  # every process runs backward through all its passes, as each gathers weights
                 loss = loss + 0.0 * sum(part.to(loss).sum() for part in embedded)
             return loss
-
-    def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
-        """Return the targets, with likely false negatives masked if `false_negative_margin` is set."""
-        margin = self.options.false_negative_margin
-        return targets if margin is None else targets.without_false_negatives(queries, documents, margin)
 
     def targets_of_labels(
         self, query_features: Features, document_features: Sequence[Features], labels: Tensor

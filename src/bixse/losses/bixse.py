@@ -42,7 +42,7 @@ class BiXSEOptions(LossOptions):
     positive_from: float | None = Field(default=None, gt=0, le=1)
     """Lowest relevance that counts as 1; all below counts as 0 (the paper's ablation). None keeps the grades."""
 
-    renamed: ClassVar = dict.fromkeys(
+    renamed: ClassVar = LossOptions.renamed | dict.fromkeys(
         ("unlabelled", "unlabelled_weight"), "leave it out; instead, merging with the base model keeps what it knew"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -25,14 +25,12 @@ class LossOptions(Settings):
     """The keyword options of a loss: `BiXSELoss(model, scale=20.0)`, or `loss_options` of a configuration."""
 
     model_config = ConfigDict(strict=True)
+    renamed: ClassVar = {"false_negative_margin": "leave it out; of all losses, infonce alone has such a margin"}
 
     scale: float = Field(default=10.0, gt=0)
     """Logit scale alpha: 1 / temperature. The paper has 20; 10 was better on dev for every loss."""
     in_batch_labels: InBatchLabels = "known"
     """Grades that become targets: "known" takes every grade of the batch, "paper" only those of a row's documents."""
-    false_negative_margin: float | None = Field(default=None, ge=0, le=2)
-    """Leave out likely false negatives: unlabelled entries whose cosine exceeds that of the query's best relevant
-    document (relevance of 0.5 or more) by more than this number. null leaves out none. InfoNCE follows Qwen3's rule."""
     mini_batch_size: int | None = Field(default=None, ge=1)
     """Maximum number of texts per pass through the encoder; null: 32, or on a GPU as many as its memory holds."""
     gradient_cache: bool = False

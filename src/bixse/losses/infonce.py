@@ -42,10 +42,6 @@ class InfoNCELoss(RowWiseLoss):
     options: InfoNCEOptions
     blocks_held: ClassVar[int] = 4
 
-    def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
-        """Return the targets unchanged: each positive has its own negatives."""
-        return targets
-
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """Return one term per positive: softplus(n - s), with n the log-sum-exp of the row's negatives."""
         rows, columns = targets.rows, targets.columns

@@ -48,18 +48,13 @@ class MatryoshkaLoss(GradedLoss):
         figures: dict[str, Tensor] = {}
         for length in (queries.shape[1], *self.dimensions):  # the complete embedding sets the bias
             q, x = (normalize(part[:, :length], dim=-1) for part in (queries, documents))
-            known = self.loss.masked(q.detach(), x.detach(), targets)
-            value = self.loss.compute_loss_from_embeddings(q, x, known)
+            value = self.loss.compute_loss_from_embeddings(q, x, targets)
             value = value * global_mean_weight(self.loss.denominator).to(value)  # differs between processes
             figures = {**self.loss.statistics, **figures, f"loss_{length}": all_reduce_sum(value) / world_size()}
             total = total + value
         self.statistics = figures
         self.denominator = total.detach().new_ones(())  # the same in all processes: the parts are already divided
         return total
-
-    def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
-        """Return the targets unchanged: each length masks its own."""
-        return targets
 
     with_head: Any = property(attrgetter("loss"))
     trained_head: Any = property(attrgetter("loss.trained_head"))

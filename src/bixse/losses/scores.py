@@ -108,7 +108,6 @@ class ScoreLoss(nn.Module):
         # that every loss, its bias and its log need no second form; N x N numbers are few next to the encoder's
         with torch.autocast(scores.device.type, enabled=False):  # bf16 logits near -6 have steps of 0.03
             axes = torch.eye(scores.shape[1], device=scores.device)
-            targets = self.loss.masked(scores.detach().float(), axes, targets)
             return self.loss.compute_loss_from_embeddings(scores.float(), axes, targets)
 
     @property

@@ -148,32 +148,6 @@ class GradedTargets:
         hard = torch.where(self.relevance.isnan(), self.relevance, reached)
         return replace(self, relevance=hard)
 
-    def without_false_negatives(
-        self, queries: Tensor, documents: Tensor, margin: float, entries_at_once: int = 2**22
-    ) -> GradedTargets:
-        """Return these targets with likely false negatives masked.
-
-        A likely false negative is an unlabelled entry whose cosine exceeds that of the row's best document with
-        relevance of at least 0.5 by more than `margin`. A row without such a document keeps all entries. Queries (B, D)
-        and documents (N, D) are L2-normalised.
-        """
-        rows = [self.rows]
-        columns = [self.columns]
-        for block, known in self.row_chunks(max(1, entries_at_once // max(1, self.shape[1]))):
-            cosines = queries[block].float() @ documents.float().T
-            relevant = known.relevance >= 0.5
-            best = cosines.new_full((len(cosines),), -torch.inf).scatter_reduce_(
-                0, known.rows[relevant], cosines[known.rows[relevant], known.columns[relevant]], "amax"
-            )
-            cosines[known.rows, known.columns] = -torch.inf
-            above = (cosines > (best + margin).unsqueeze(1)) & best.isfinite().unsqueeze(1)
-            row, column = above.nonzero(as_tuple=True)
-            rows.append(row + block.start)
-            columns.append(column)
-        row, column = torch.cat(rows), torch.cat(columns)
-        masked = self.relevance.new_full((len(row) - len(self.rows),), torch.nan)
-        return replace(self, rows=row, columns=column, relevance=torch.cat([self.relevance, masked]))
-
     def row_chunks(self, rows: int) -> Iterator[tuple[slice, GradedTargets]]:
         """Yield blocks of `rows` queries with their targets, rows counted from each block's first."""
         if 0 < self.shape[0] <= rows:  # cutting would make a GPU wait
