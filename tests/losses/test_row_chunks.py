@@ -82,7 +82,7 @@ class TestEveryLoss:
         batch = random_batch(10, 14, known=0.5)
         value, *gradients = value_and_gradients(loss, batch.queries, batch.documents, batch.targets)
         parts, counts = [], []
-        for block, known in batch.targets.row_chunks(5):
+        for block, _, known in batch.targets.tiles(5):
             parts.append(value_and_gradients(loss, batch.queries[block], batch.documents, known))
             counts.append(loss.denominator.item())
         shares = [count / sum(counts) for count in counts]

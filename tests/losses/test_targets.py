@@ -82,8 +82,11 @@ def test_dense_cut_and_carried_targets_are_the_same(monkeypatch):
     torch.testing.assert_close(sampled, z[::2].float())
     assert torch.equal(counted.bool(), weight[::2].bool())
     torch.testing.assert_close(cosines, (batch.queries @ batch.documents.T)[::2].float())
-    for block, part in targets.row_chunks(3):
-        torch.testing.assert_close(part.dense(torch.float64)[0], z[block])
+    for shape in ((3, None), (3, 2), (7, 2), (7, 5)):
+        tiles = list(targets.tiles(*shape))
+        assert len(tiles) == math.ceil(7 / shape[0]) * math.ceil(5 / (shape[1] or 5))
+        for rows, columns, part in tiles:
+            torch.testing.assert_close(part.dense(torch.float64)[0], z[rows, columns])
     again = GradedTargets(**targets.tensors(), shape=targets.shape).to("cpu")
     assert torch.equal(again.dense(torch.float64)[0], z)
 

@@ -189,8 +189,8 @@ def train_map(
     optimizer.add_param_group({"params": [head], "lr": RATE_OF_HEAD})
     for tensor in (down, up, head):
         tensor.requires_grad_()
-    batches = cycle(list(targets.row_chunks(BATCH_SIZE)))
-    for number, (block, known) in enumerate(islice(batches, settings.steps), start=1):
+    batches = cycle(list(targets.tiles(BATCH_SIZE)))
+    for number, (block, _, known) in enumerate(islice(batches, settings.steps), start=1):
         optimizer.zero_grad()
         loss = graded_bce(adapted(queries[block], down, up), documents, known, head[0].exp(), head[1])
         loss.backward()

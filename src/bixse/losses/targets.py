@@ -148,19 +148,24 @@ class GradedTargets:
         hard = torch.where(self.relevance.isnan(), self.relevance, reached)
         return replace(self, relevance=hard)
 
-    def row_chunks(self, rows: int) -> Iterator[tuple[slice, GradedTargets]]:
-        """Yield blocks of `rows` queries with their targets, rows counted from each block's first."""
-        if 0 < self.shape[0] <= rows:  # cutting would make a GPU wait
-            yield slice(0, self.shape[0]), self
+    def tiles(self, rows: int, columns: int | None = None) -> Iterator[tuple[slice, slice, GradedTargets]]:
+        """Yield the tiles of at most `rows` queries and `columns` documents (None: all), with the targets of each.
+
+        Rows and columns of these targets count from the first query and document of the tile.
+        """
+        across = max(1, self.shape[1] if columns is None else columns)
+        if 0 < self.shape[0] <= rows and self.shape[1] <= across:  # cutting would make a GPU wait
+            yield slice(0, self.shape[0]), slice(0, self.shape[1]), self
             return
-        order = torch.argsort(self.rows, stable=True)
-        known = [part[order] for part in (self.rows, self.columns, self.relevance)]
-        starts = range(0, self.shape[0], rows)
-        cuts = torch.searchsorted(known[0], torch.tensor([*starts, self.shape[0]], device=known[0].device)).tolist()
-        for start, low, high in zip(starts, cuts[:-1], cuts[1:], strict=True):
-            block = slice(start, min(start + rows, self.shape[0]))
-            row, column, relevance = (part[low:high] for part in known)
-            yield block, GradedTargets(row - start, column, relevance, (block.stop - start, self.shape[1]))
+        number = self.rows // rows * -(-self.shape[1] // across) + self.columns // across
+        order = torch.argsort(number, stable=True)
+        known = self.rows[order] % rows, self.columns[order] % across, self.relevance[order]
+        tiles = list(blocks(*self.shape, (rows, across)))
+        ends = torch.searchsorted(number[order], torch.arange(len(tiles), device=number.device), right=True).tolist()
+        for (row, column), start, end in zip(tiles, [0, *ends], ends, strict=False):
+            of_rows, of_columns, relevance = (part[start:end] for part in known)
+            shape = row.stop - row.start, column.stop - column.start
+            yield row, column, GradedTargets(of_rows, of_columns, relevance, shape)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Return (z, weight), both (B, N): relevance, and 1 for entries that count, 0 for masked entries."""
@@ -176,3 +181,10 @@ class GradedTargets:
         known = torch.zeros(self.shape, dtype=dtype, device=self.relevance.device)
         known[self.rows, self.columns] = 1.0 - self.relevance.isnan().to(dtype)
         return known
+
+
+def blocks(queries: int, documents: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
+    """Yield rows and columns of every tile."""
+    for row in range(0, queries, shape[0]):
+        for column in range(0, documents, shape[1]):
+            yield slice(row, min(row + shape[0], queries)), slice(column, min(column + shape[1], documents))

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bixse.encoders.loading.precision import without_autocast
+from bixse.losses.targets import GradedTargets, blocks
 from bixse.losses.tiles.products import (
     KERNEL_TILE_BYTES,
     TILE_SIDE,
     add_outer,
     add_product,
-    blocks,
     has_wide_products,
     known_parts,
     multiply,
@@ -30,7 +30,6 @@ from bixse.losses.tiles.products import (
 
 if TYPE_CHECKING:
     from bixse.encoders.loading.precision import Setting
-    from bixse.losses.targets import GradedTargets
 
 Reduction = Literal["query", "mean"]
 """"query" divides the sum over entries by B (the paper's), "mean" by the number of entries that count."""
@@ -149,7 +148,6 @@ def has_kernel(device: torch.device) -> bool:
     if not has_wide_products(device) or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:  # without Triton, without a C compiler, or on a GPU that this Triton does not know, it fails
-        from bixse.losses.targets import GradedTargets
         from bixse.losses.tiles.kernel import DESCRIBED_FROM, add_kernel_tiles
 
         side = math.isqrt(DESCRIBED_FROM - 1) + 1  # the smallest tile that takes every branch
@@ -239,7 +237,6 @@ class _GradedBCE(torch.autograd.Function):
 
 def add_host_tiles(sums: TileSums) -> None:
     """Add loss and gradients of every entry, one tile at a time, in the dtype of the embeddings."""
-    tiles, known = _tiles(sums.targets, sums.shape)
     queries, documents = sums.queries, sums.documents
     alpha, beta = float(sums.scale), float(sums.bias)  # free on the CPU; a GPU would wait
     largest = abs(alpha) * float(_largest_norm(queries) * _largest_norm(documents)) + beta
@@ -247,14 +244,14 @@ def add_host_tiles(sums: TileSums) -> None:
     sigma_buffer = torch.empty_like(logits_buffer) if largest < LARGEST_EXPONENT else None
     half_buffer = queries.new_empty(len(logits_buffer) // 2 + 1)
     value, total = sums.totals.unbind()
-    for tile_rows, tile_columns, inside in tiles:
+    for tile_rows, tile_columns, known in sums.targets.tiles(*sums.shape):
         q, d = queries[tile_rows], documents[tile_columns]
         logits = logits_buffer[: len(q) * len(d)].view(len(q), len(d))
         torch.addmm(logits, q, d.T, beta=0, alpha=alpha, out=logits).add_(beta)
-        rows, columns, relevance = (part[inside] for part in known)
+        rows, columns = known.rows, known.columns
         picked = logits[rows, columns]
-        masked = relevance.isnan()
-        z = relevance.nan_to_num(0.0).to(logits.dtype)
+        masked = known.relevance.isnan()
+        z = known.relevance.nan_to_num(0.0).to(logits.dtype)
         value -= (z * picked).sum(dtype=value.dtype)
         logits[rows, columns] = torch.where(masked, -math.inf, picked)  # softplus and sigma are 0 there
         sigma = _softplus_and_sigma(logits, sigma_buffer, half_buffer, largest, value)
@@ -262,22 +259,6 @@ def add_host_tiles(sums: TileSums) -> None:
             sigma[rows, columns] -= z
             total += sigma.sum()
             sums.add_products(tile_rows, tile_columns, sigma, queries, documents)
-
-
-def _tiles(
-    targets: GradedTargets, shape: tuple[int, int]
-) -> tuple[list[tuple[slice, slice, slice]], tuple[Tensor, Tensor, Tensor]]:
-    """Return rows, columns and known entries of all tiles, and these entries with positions inside their tile."""
-    queries, documents = targets.shape
-    across = -(-documents // shape[1]) if documents else 0
-    number = targets.rows // shape[0] * across + targets.columns // shape[1]
-    order = torch.argsort(number, stable=True)
-    rows, columns = targets.rows[order] % shape[0], targets.columns[order] % shape[1]
-    tiles = list(blocks(queries, documents, shape))
-    ends = torch.searchsorted(number[order], torch.arange(len(tiles), device=number.device), right=True).tolist()
-    starts = [0, *ends][: len(tiles)]
-    split = [(*block, slice(start, end)) for block, start, end in zip(tiles, starts, ends, strict=True)]
-    return split, (rows, columns, targets.relevance[order])
 
 
 def _softplus_and_sigma(

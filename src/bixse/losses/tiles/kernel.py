@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bixse.losses.tiles.products import add_outer, blocks, known_parts
+from bixse.losses.targets import blocks
+from bixse.losses.tiles.products import add_outer, known_parts
 
 if TYPE_CHECKING:
     from bixse.losses.tiles.bce import TileSums

@@ -93,13 +93,6 @@ def _even(side: int) -> int:
     return side - side % 256 or side  # of any size, the last blocks of rows and columns would be half empty
 
 
-def blocks(queries: int, documents: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
-    """Yield rows and columns of every tile."""
-    for row in range(0, queries, shape[0]):
-        for column in range(0, documents, shape[1]):
-            yield slice(row, min(row + shape[0], queries)), slice(column, min(column + shape[1], documents))
-
-
 NUMBERS_AT_ONCE = 2**20
 """Numbers of embeddings multiplied at a time on the CPU: 4 MB."""
 NUMBERS_ON_DEVICE = 2**24

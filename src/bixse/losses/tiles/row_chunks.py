@@ -86,7 +86,7 @@ class _RowWise(torch.autograd.Function):
         total = torch.zeros((), dtype=exact, device=queries.device)
         denominator = torch.zeros_like(total)
         d = documents.to(rounded)
-        for block, known in targets.row_chunks(rows):
+        for block, _, known in targets.tiles(rows):
             q = queries[block].to(rounded)
             logits = buffer[: len(q) * len(d)].view(len(q), len(d))
             if rounded == buffer.dtype:
