@@ -384,10 +384,11 @@ def test_missing_files_are_refused(collection, settings, message, tmp_path, monk
 
 
 def test_queries_of_a_split_or_of_all_with_a_warning(collection):
-    inputs = read_inputs(MineConfig(collection=collection, split="test"))
-    assert (inputs.documents, len(inputs.empty)) == (52, 1)
-    assert (list(inputs.queries), inputs.warnings) == (["q-list", "q-find"], ())
-    (warning,) = read_inputs(MineConfig(collection=collection)).warnings
+    task, known = read_inputs(MineConfig(collection=collection, split="test"))
+    (asked,) = task.query_sets
+    assert (task.count, len(asked.left_out), known) == (52, 1, {})
+    assert (list(asked.queries), task.warnings) == (["q-list", "q-find"], ())
+    (warning,) = read_inputs(MineConfig(collection=collection))[0].warnings
     assert "test, train" in warning
     (collection / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nelsewhere\tcopy-file\t1\n")
     with pytest.raises(InputError, match="dev"):
@@ -419,20 +420,20 @@ def test_known_pairs_of_missing_documents_or_other_queries_are_refused(collectio
 def test_known_pairs_are_matched_by_their_texts_or_ids(collection, tmp_path):
     path = tmp_path / "known.csv"
     path.write_text("query,document,relevance\nhow do i move a file,move the file,1\nweather,move the file,1\n")
-    inputs = read_inputs(MineConfig(collection=collection, split="train", known=path))
-    assert inputs.known == {"q-move": {"move-file"}}
-    assert any("known.csv: 1 of 2 queries that are not mined" in warning for warning in inputs.warnings)
+    task, known = read_inputs(MineConfig(collection=collection, split="train", known=path))
+    assert known == {"q-move": {"move-file"}}
+    assert any("known.csv: 1 of 2 queries that are not mined" in warning for warning in task.warnings)
     queries = {**QUERIES, "q-again": QUERIES["q-move"]}
     put(collection, {"queries.jsonl": lines({"_id": key, "text": text} for key, text in queries.items())})
-    known = read_inputs(MineConfig(collection=collection, known=path)).known
+    _, known = read_inputs(MineConfig(collection=collection, known=path))
     assert known == {"q-move": {"move-file"}, "q-again": {"move-file"}}, "two queries of one text"
     rows = [
         {"document_id": "copy-file", "document": "of another corpus"},
         {"document_id": "copy-disk", "document": "copy the disk"},
     ]
-    inputs = read_known(collection, rows, split="train")
-    assert inputs.known == {"q-copy": {"copy-file", "copy-disk"}}
-    assert inputs.warnings == ("known.jsonl: 1 of 2 pairs have another text than the corpus has under their id",)
+    task, known = read_known(collection, rows, split="train")
+    assert known == {"q-copy": {"copy-file", "copy-disk"}}
+    assert task.warnings == ("known.jsonl: 1 of 2 pairs have another text than the corpus has under their id",)
 
 
 def test_one_progress_bar_is_open_at_a_time_and_verbs_of_objects_can_be_quiet(monkeypatch):

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.corpus import stream_documents
 from bixse.data.pairs_files import as_pairs, open_pairs
 from bixse.data.run import Run, open_run
+from bixse.data.trec import check_word
 from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError
@@ -21,7 +21,7 @@ from bixse.evaluation.systems import EncoderSystem, System
 from bixse.files.files import alone_in, work_folder
 from bixse.files.parquet import read_table
 from bixse.mining.candidates import Candidate, choose, fuse, keep_new, rank_band, text_key
-from bixse.mining.mine_settings import MineConfig, MineInputs, MineObjects, read_inputs
+from bixse.mining.mine_settings import MineConfig, hashes_of, objects_among, read_inputs
 from bixse.mining.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 from bixse.mining.retrievers import (
     SavedRun,
@@ -34,12 +34,12 @@ from bixse.mining.retrievers import (
 from bixse.progress import progress_bar
 from bixse.rendering.table import format_table
 from bixse.search.bm25 import BM25_NAME
-from bixse.search.tasks import QuerySet, Task
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pairs
     from bixse.progress import ProgressBars
     from bixse.relevance import Ranking
+    from bixse.search.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -125,13 +125,14 @@ def mine(
         >>> mine({"q1": "copy a tree of files"}, corpus, retrievers=["bm25", lambda query: ["d2"]], verbose=False)
         Pairs(2 pairs, 1 queries, not graded)
     """
-    objects, files = MineObjects.of(queries, corpus, known)
+    held, files = objects_among(queries, corpus, known)
     named = named_retrievers(retrievers)
     config = MineConfig.of_options(settings, retrievers=list(named), per_query=per_query, **files)
-    if out is not None:
-        objects.check_words()
+    for name in ("corpus", "queries") if out is not None else ():
+        for word in held.get(name, ()):  # the files of a folder cannot hold every id
+            check_word(f"{name} with out: id", word)
     with work_folder(out, "mine") as run, use_precision(config.precision):
-        result = _mine(config, run, progress_bar if verbose else None, named, objects, is_temporary=out is None)
+        result = _mine(config, run, progress_bar if verbose else None, named, held, is_temporary=out is None)
         for line in result.warnings:
             log.warning("%s", line)
         path = run / result.path
@@ -159,17 +160,15 @@ def _mine(
     out: Path,
     progress: ProgressBars | None,
     named: Mapping[str, str | System] | None = None,
-    objects: MineObjects | None = None,
+    held: Mapping[str, Any] | None = None,
     is_temporary: bool = False,
 ) -> MineResult:
-    labels, objects = retriever_labels(config.retrievers, named or ()), objects or MineObjects()
+    labels = retriever_labels(config.retrievers, named or ())
     retrievers = {label: (named or {}).get(name, name) for label, name in labels.items()}
-    hashes = objects.hashes(config.files())
-    record = _open(config, labels, {} if is_temporary else retrievers, out, hashes)
+    record = _open(config, labels, {} if is_temporary else retrievers, out, hashes_of(config.files(), held or {}))
     if record.status == "finished":
         return record.result(MineResult, lambda _: [MINED_FILE])
-    inputs = read_inputs(config, objects)
-    task = _task(config, inputs, objects, hashes)
+    task, known = read_inputs(config, held)
     runs = {label: SavedRun(out / f"run.{label}.trec", is_temporary) for label in labels}
     pending = {label: open_retriever(retrievers[label], config) for label in labels if not runs[label].path.exists()}
     doubts: dict[str, list[str]] = dict(record.results.get("doubts", {}))  # of retrievers of an interrupted call
@@ -184,21 +183,8 @@ def _mine(
             record.results = {"doubts": doubts}
             record.save("running")
             system.release()
-        warnings = (*inputs.warnings, *(line for label in labels for line in doubts.get(label, ())))
-        return _finish(config, runs, replace(inputs, warnings=warnings), record, task)
-
-
-def _task(config: MineConfig, inputs: MineInputs, objects: MineObjects, hashes: Mapping[str, str]) -> Task:
-    """Return the corpus with the queries, which have no judgements, as one task."""
-    path, held = config.files()["corpus"], objects.collection
-    return Task(
-        "mine",
-        lambda: ((name, each.content) for name, each in (held.corpus.items() if held else stream_documents(path))),
-        inputs.documents,
-        (QuerySet("queries", inputs.queries, {}, inputs.empty),),
-        inputs={"corpus.jsonl" if held is None else "collection": hashes["corpus"]},
-        settings={"missing_documents": "refuse"},
-    )
+        warnings = (*task.warnings, *(line for label in labels for line in doubts.get(label, ())))
+        return _finish(config, runs, replace(task, warnings=warnings), known, record)
 
 
 def _answers(
@@ -216,14 +202,16 @@ def _answers(
             count(len(run))
 
 
-def _finish(config: MineConfig, runs: dict[str, SavedRun], inputs: MineInputs, record: Run, task: Task) -> MineResult:
-    out, path = record.folder, record.folder / MINED_FILE
-    pairs, counts = _choose(config, runs, inputs, task)
+def _finish(
+    config: MineConfig, runs: dict[str, SavedRun], task: Task, known: Mapping[str, set[str]], record: Run
+) -> MineResult:
+    out, path, (asked,) = record.folder, record.folder / MINED_FILE, task.query_sets
+    pairs, counts = _choose(config, runs, task, known)
     if not pairs:
         record.save("failed")
         shutil.rmtree(out / WORK, ignore_errors=True)
         raise InputError(
-            f"{out}: got no candidate for any of {len(inputs.queries)} queries; expected some; fix: check that "
+            f"{out}: got no candidate for any of {len(asked.queries)} queries; expected some; fix: check that "
             "corpus and queries are of one language, or add a retriever (--retriever demo)"
         )
     mined = Counter(pair.query_id for pair in pairs)
@@ -234,15 +222,15 @@ def _finish(config: MineConfig, runs: dict[str, SavedRun], inputs: MineInputs, r
     result = MineResult(
         path=path.name,
         pairs=len(pairs),
-        queries=len(inputs.queries),
+        queries=len(asked.queries),
         bands=_bands(pairs, list(runs)),
-        without_candidates=[query_id for query_id in inputs.queries if query_id not in mined],
+        without_candidates=[query_id for query_id in asked.queries if query_id not in mined],
         with_fewer=sum(count < config.count for count in mined.values()),
         known=counts["known"],
         copies=counts["copies"],
-        empty_documents=len(inputs.empty),
+        empty_documents=len(asked.left_out),
         runs={label: run.path.name for label, run in runs.items() if label not in silent},
-        warnings=[*inputs.warnings, *(f"{label} found no document for any query" for label in silent)],
+        warnings=[*task.warnings, *(f"{label} found no document for any query" for label in silent)],
     )
     record.results = asdict(result)
     record.save("finished")
@@ -271,19 +259,20 @@ def _open(
 
 
 def _choose(
-    config: MineConfig, runs: Mapping[str, SavedRun], inputs: MineInputs, task: Task
+    config: MineConfig, runs: Mapping[str, SavedRun], task: Task, known: Mapping[str, set[str]]
 ) -> tuple[list[MinedPair], Counter[str]]:
     """Select the pairs per query, in query order and by rank, and count the candidates left out."""
+    queries = task.query_sets[0].queries
     wanted = {name for run in runs.values() for _, hits in run for name in hits}
-    wanted.update(*(inputs.known.get(query_id, ()) for query_id in inputs.queries))
+    wanted.update(*(known.get(query_id, ()) for query_id in queries))
     # First pass over the corpus: only hashes of texts are in memory, to tell copies apart.
     keys = {name: text_key(content) for name, content in task.documents() if name in wanted and content}
     chosen: list[tuple[str, Candidate]] = []
     counts: Counter[str] = Counter()
-    for (query_id, query), answers in zip(inputs.queries.items(), read_answers(runs, inputs.queries), strict=True):
+    for (query_id, query), answers in zip(queries.items(), read_answers(runs, queries), strict=True):
         # A given run may name documents without text, and some that the corpus lacks.
         candidates = [candidate for candidate in fuse(answers, config.depth) if candidate.document_id in keys]
-        new, left_out = keep_new(candidates, query, keys, inputs.known.get(query_id, ()))
+        new, left_out = keep_new(candidates, query, keys, known.get(query_id, ()))
         counts.update(left_out)
         ids = [candidate.document_id for candidate in new]
         positions = choose(config.strategy, ids, config.count, config.seed, query_id)
@@ -292,7 +281,7 @@ def _choose(
     selected = {candidate.document_id for _, candidate in chosen}
     contents = {name: content for name, content in task.documents() if name in selected}
     pairs = [
-        MinedPair(query_id, inputs.queries[query_id], pick.document_id, contents[pick.document_id], config.task,
+        MinedPair(query_id, queries[query_id], pick.document_id, contents[pick.document_id], config.task,
                   pick.source, pick.rank)
         for query_id, pick in chosen
     ]  # fmt: skip

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from hashlib import sha256
-from itertools import product
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from bixse.data.corpus import Document, JudgedCorpus, as_collection, check_corpus, check_split, read_queries, splits_of
+from bixse.data.corpus import Corpus, Document, as_collection, check_corpus, check_split, read_queries, splits_of
 from bixse.data.joined import Unjoined, check_joined, unjoined_judgements, warn_of
 from bixse.data.pairs_files import as_pairs, load_graded_pairs
-from bixse.data.trec import check_word, read_qrels
+from bixse.data.trec import read_qrels
 from bixse.errors import SEEDS, InputError, shorten
 from bixse.files.files import hash_files, json_hash
 from bixse.mining.candidates import Strategy
 from bixse.search.retrieval_settings import EncodingSettings
+from bixse.search.tasks import QuerySet, Task
 from bixse.settings import Flag, Reads
 
 if TYPE_CHECKING:
@@ -108,93 +108,79 @@ class MineConfig(EncodingSettings):
         return {name: self.collection / f"{name}.jsonl" for name in ("corpus", "queries")} | files
 
 
-@dataclass(frozen=True)
-class MineInputs:
-    """The texts to mine pairs from."""
-
-    documents: int
-    """Number of documents in the corpus, empty ones included."""
-    empty: frozenset[str]
-    """Ids of documents without text."""
-    queries: Mapping[str, str]
-    """Query id -> text, in file order; may be empty."""
-    known: Mapping[str, set[str]] = field(default_factory=dict)
-    """Query id -> ids of documents whose grade is known."""
-    warnings: tuple[str, ...] = ()
+def objects_among(queries: Any, corpus: Any, known: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the objects among the inputs, and settings with the files, or with names in place of the objects."""
+    files = {"queries": queries, "corpus": corpus, "known": known}
+    held: dict[str, Any] = {}
+    if not (isinstance(queries, str | Path) and isinstance(corpus, str | Path)):
+        collection = as_collection((queries, corpus), None)
+        held = {"queries": collection.queries, "corpus": collection.corpus}
+    if not (known is None or isinstance(known, str | Path)):
+        held["known"] = as_pairs(known)
+    return held, files | {name: Path(name) for name in held}
 
 
-@dataclass(frozen=True)
-class MineObjects:
-    """The objects of a call from Python, in place of the files `corpus`, `queries` and `known` of the settings."""
-
-    collection: JudgedCorpus | None = None
-    known: Pairs | None = None
-
-    @classmethod
-    def of(cls, queries: Any, corpus: Any, known: Any) -> tuple[Self, dict[str, Any]]:
-        """Return the objects among the inputs, and settings with the files, or with names in place of the objects."""
-        files = {"queries": queries, "corpus": corpus, "known": known}
-        collection, graded = None, None
-        if not (isinstance(queries, str | Path) and isinstance(corpus, str | Path)):
-            collection = as_collection((queries, corpus), None)
-            files |= {"queries": Path("queries"), "corpus": Path("corpus")}
-        if not (known is None or isinstance(known, str | Path)):
-            graded, files["known"] = as_pairs(known), Path("known")
-        return cls(collection, graded), files
-
-    def hashes(self, files: Mapping[str, Path]) -> dict[str, str]:
-        """Return name -> hash of each input: of an object, else of its file."""
-        held: dict[str, Any] = {}
-        if self.collection is not None:
-            held = {"corpus": dict(self.collection.corpus), "queries": dict(self.collection.queries)}
-        if self.known is not None:
-            held["known"] = list(self.known.rows())
-        hashes = {name: json_hash(content) for name, content in held.items()}
-        return hashes | hash_files({name: path for name, path in files.items() if name not in held})
-
-    def check_words(self) -> None:
-        """Raise InputError for ids that the files of a folder cannot hold."""
-        for name, part in () if self.collection is None else vars(self.collection).items():
-            for word in part if name in ("queries", "corpus") else ():
-                check_word(f"{name} with out: id", word)
+def hashes_of(files: Mapping[str, Path], held: Mapping[str, Any]) -> dict[str, str]:
+    """Return name -> hash of each input: of an object, else of its file."""
+    hashes = {name: json_hash(list(part.rows()) if name == "known" else dict(part)) for name, part in held.items()}
+    return hashes | hash_files({name: path for name, path in files.items() if name not in held})
 
 
-def read_inputs(config: MineConfig, objects: MineObjects | None = None) -> MineInputs:
-    """Read and check all inputs of a mining run."""
-    files, held, graded = config.files(), None, None
-    if objects is not None:
-        held, graded = objects.collection, objects.known
-    queries = read_queries(files["queries"]) if held is None else held.queries
+def read_inputs(config: MineConfig, held: Mapping[str, Any] | None = None) -> tuple[Task, dict[str, set[str]]]:
+    """Return corpus and queries as a task without judgements, and query id -> ids of documents whose grade is known.
+
+    `held` has the objects of a call from Python, by the setting whose file they replace. The task's warnings are those
+    of all inputs.
+    """
+    files, held = config.files(), held or {}
+    queries = held.get("queries") or read_queries(files["queries"])
+    graded = held.get("known")
     if config.known is not None and graded is None:
         graded = load_graded_pairs(config.known)
     judged = {} if config.split is None else read_qrels(files[f"qrels/{config.split}"])
-    # One pass over the corpus checks it and finds the documents of judgements and known pairs.
-    documents = _Documents(graded)
-    corpus = check_corpus(files["corpus"], judged, documents.see, corpus=None if held is None else held.corpus)
+    corpus: Corpus | Mapping[str, Document] = held.get("corpus") or Corpus(files["corpus"])
+    check = check_corpus(files["corpus"], judged, corpus=corpus)
     fix = "give corpus, queries and judgements of one collection"
-    parts = unjoined_judgements(judged, queries, corpus.missing)
+    parts = unjoined_judgements(judged, queries, check.missing)
     warnings = check_joined(files.get(f"qrels/{config.split}", files["queries"]), parts, fix)
     known: dict[str, set[str]] = {}
     if config.known is not None and graded is not None:
-        pairs, mismatches = _graded_pairs_by_id(config.known, graded, queries, documents)
-        warnings += [*mismatches, *_add_known(known, config.known, pairs, queries, documents.in_corpus)]
+        known, doubts = _known_pairs(config.known, graded, queries, corpus)
+        warnings += doubts
     if config.split is not None:
         queries = {query_id: text for query_id, text in queries.items() if query_id in judged}
-    elif config.collection is not None and len(splits := splits_of(config.collection)) > 1:
-        warnings.append(
+    warnings += _doubts(config, queries, corpus)
+    # no record holds the inputs of objects
+    inputs = {"corpus.jsonl": corpus.hash} if isinstance(corpus, Corpus) else {"collection": "in memory"}
+    drawn = sample_queries(queries, config.max_queries, config.seed)
+    task = Task(
+        "mine",
+        lambda: ((name, each.content) for name, each in corpus.items()),
+        check.count,
+        (QuerySet("queries", drawn, {}, frozenset(check.empty)),),
+        inputs=inputs,
+        settings={"missing_documents": "refuse"},
+        warnings=tuple(warnings),
+    )
+    return task, known
+
+
+def _doubts(config: MineConfig, queries: Mapping[str, str], corpus: Corpus | Mapping[str, Document]) -> list[str]:
+    """Warn of queries of all splits, and of documents in the place of the queries."""
+    if config.split is None and config.collection is not None and len(splits := splits_of(config.collection)) > 1:
+        return [
             f"all queries are mined, including those of the splits {', '.join(splits)}: pairs for training should hold "
             "no query of a test split; --split NAME takes the queries of a single split"
-        )
-    if held is not None:  # in memory the documents may have been given in place of the queries
-        sides = held.queries.values(), [each.content for each in held.corpus.values()]
+        ]
+    if not isinstance(corpus, Corpus):  # in memory the documents may have been given in place of the queries
+        sides = queries.values(), [each.content for each in corpus.values()]
         length, of_documents = (sum(map(len, texts)) / len(texts) for texts in sides)
         if length > LONG_QUERIES * of_documents:
-            warnings.append(
+            return [
                 f"the queries have {length:.0f} characters on average and the documents {of_documents:.0f}: check the "
                 "order mine(queries, corpus)"
-            )
-    queries = sample_queries(queries, config.max_queries, config.seed)
-    return MineInputs(corpus.count, frozenset(corpus.empty), queries, known, tuple(warnings))
+            ]
+    return []
 
 
 def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> dict[str, str]:
@@ -205,73 +191,50 @@ def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> 
     return {query_id: text for query_id, text in queries.items() if query_id in drawn}
 
 
-class _Documents:
-    """The documents of graded pairs to find in the corpus, by id, else by text."""
+def _known_pairs(
+    path: Path, graded: Pairs, queries: Mapping[str, str], corpus: Corpus | Mapping[str, Document]
+) -> tuple[dict[str, set[str]], list[str]]:
+    """Return query id -> its graded documents, by id, else by text, and warnings.
 
-    def __init__(self, graded: Pairs | None) -> None:
-        self._graded = set() if graded is None else set(graded.document_ids)
-        self._texts = set() if graded is None else {text.strip() for text in graded.documents}
-        self.in_corpus: set[str] = set()
-        """Wanted ids that the corpus has."""
-        self.texts: dict[str, str] = {}
-        """Id in the graded pairs -> text in the corpus."""
-        self.with_text: dict[str, list[str]] = {}
-        """Text in the graded pairs -> ids in the corpus."""
-
-    def see(self, name: str, document: Document) -> None:
-        text = document.content
-        if name in self._graded:
-            self.texts[name] = text
-        if text in self._texts:
-            self.with_text.setdefault(text, []).append(name)
-        if name in self._graded or text in self._texts:
-            self.in_corpus.add(name)
-
-
-def _graded_pairs_by_id(
-    path: Path, graded: Pairs, queries: Mapping[str, str], documents: _Documents
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the (query id, document id) pairs of a graded file, and warnings."""
-    with_text: dict[str, list[str]] = {}
+    Refuse documents that the corpus lacks, and a file without any of the queries.
+    """
+    ids, bodies = set(graded.document_ids), {text.strip() for text in graded.documents}
+    texts: dict[str, str] = {}  # id in the graded pairs -> text in the corpus
+    with_text: dict[str, list[str]] = {}  # text in the graded pairs -> ids in the corpus
+    for name, document in corpus.items():
+        if name in ids:
+            texts[name] = document.content
+        if document.content in bodies:
+            with_text.setdefault(document.content, []).append(name)
+    asking: dict[str, list[str]] = {}
     for query_id, query in queries.items():
-        with_text.setdefault(query, []).append(query_id)
-    pairs = list[tuple[str, str]]()
-    other_texts = 0
+        asking.setdefault(query, []).append(query_id)
+    known: dict[str, set[str]] = {}
+    asked: dict[str, None] = {}
+    named: dict[str, None] = {}
+    pairs = other_texts = 0
     for query_id, query, document_id, document in zip(
         graded.query_ids, graded.queries, graded.document_ids, graded.documents, strict=True
     ):
         # Files without ids have ids made of their texts: the text finds the ids of the collection.
-        query_keys = [query_id] if query_id in queries else with_text.get(query, [query_id])
-        text = documents.texts.get(document_id)
-        alike = [document_id] if text is not None else documents.with_text.get(document.strip(), [document_id])
-        pairs += product(query_keys, alike)
-        if query_keys[0] in queries and text is not None:
-            other_texts += document.strip() not in text
-    warning = f"{path.name}: {other_texts} of {len(pairs)} pairs have another text than the corpus has under their id"
-    return pairs, [warning] if other_texts else []
-
-
-def _add_known(
-    known: dict[str, set[str]],
-    path: Path,
-    pairs: Iterable[tuple[str, str]],
-    queries: Mapping[str, str],
-    documents: Container[str],
-) -> list[str]:
-    """Add pairs to `known`; refuse documents that the corpus lacks, and a file without any of the queries."""
-    asked: dict[str, None] = {}
-    named: dict[str, None] = {}
-    for query_id, document_id in pairs:
-        asked[query_id] = None
-        if query_id in queries:
-            named[document_id] = None
-            known.setdefault(query_id, set()).add(document_id)
+        mined = [query_id] if query_id in queries else asking.get(query, [])
+        alike = [document_id] if document_id in texts else with_text.get(document.strip(), [document_id])
+        asked |= dict.fromkeys(mined or [query_id])
+        pairs += max(1, len(mined)) * len(alike)
+        if mined:
+            named |= dict.fromkeys(alike)
+            other_texts += document_id in texts and document.strip() not in texts[document_id]
+        for name in mined:
+            known.setdefault(name, set()).update(alike)
+    warning = f"{path.name}: {other_texts} of {pairs} pairs have another text than the corpus has under their id"
     # a document under another id would be mined as unknown
-    lost = Unjoined.of("documents that the corpus lacks, by id and by text", named, documents)
+    in_corpus = {*texts, *chain.from_iterable(with_text.values())}
+    lost = Unjoined.of("documents that the corpus lacks, by id and by text", named, in_corpus)
     check_joined(path, [lost], "use the corpus the pairs are of, or drop them", every=True)
     if not named:
         raise InputError(
             f"{path}: got no pair of these queries (such as query {shorten(min(asked))}); expected ids or texts of "
             "the queries that are mined; fix: use the file of this collection"
         )
-    return warn_of(path, Unjoined.of("queries that are not mined", asked, queries))
+    unasked = warn_of(path, Unjoined.of("queries that are not mined", asked, queries))
+    return known, [*([warning] if other_texts else []), *unasked]
