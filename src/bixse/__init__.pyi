@@ -81,7 +81,7 @@ from .lab.lab_config import SweepConfig as SweepConfig
 from .lab.studies.run_study import run_study as run_study
 from .lab.lab_config import StudyConfig as StudyConfig
 from .suites.suite_run import evaluate_suite as evaluate_suite
-from .suites.suite_result import SuiteResult as SuiteResult
+from .suites.suite_run import SuiteResult as SuiteResult
 from .suites.known_suites import SUITES as SUITES
 
 __version__: str

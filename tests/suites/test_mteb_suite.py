@@ -26,7 +26,7 @@ from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData  # noqa: 
 from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402
 
 from bixse.suites import mteb_suite  # noqa: E402
-from bixse.suites.mteb_suite import benchmark_tasks, download_collection, mteb_model, mteb_prompts  # noqa: E402
+from bixse.suites.mteb_suite import MtebEncoder, benchmark_tasks, download_collection, mteb_prompts  # noqa: E402
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def run(model, task, folder):
 def encoder_of(model, *tasks, label="runs/model"):
     system = EncoderSystem(model)
     system.label = label
-    return mteb_model(system, tasks)
+    return MtebEncoder(system, tasks)
 
 
 def shaken(model, seed):

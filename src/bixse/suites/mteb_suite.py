@@ -17,7 +17,6 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.models import ModelMeta
 from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
 from mteb.models.model_meta import ScoringFunction
-from pydantic import ValidationError
 
 from bixse.data.collection import Collection, save_collection
 from bixse.data.corpus import Document
@@ -30,7 +29,8 @@ from bixse.encoders.loading.precision import autocast
 from bixse.errors import BixseError, InputError, check_known
 from bixse.evaluation.evaluate import Evaluation
 from bixse.evaluation.evaluate_files import PER_QUERY_NAME
-from bixse.evaluation.metrics import PRIMARY_METRIC, STORED_PER_QUERY, PerQuery, evaluate_run
+from bixse.evaluation.gate import read_figures
+from bixse.evaluation.metrics import PRIMARY_METRIC, PerQuery, evaluate_run
 from bixse.evaluation.systems import EncoderSystem, System, instructions_of
 from bixse.files.files import read_text, write_atomically
 from bixse.suites.known_suites import INSTRUCTIONS
@@ -136,21 +136,20 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
         with _quiet_hub(offline=not download):
             _evaluate(system, task, record)
         record.save("finished")
+    _, per_query = read_figures(record.folder)
     try:
-        stored = read_text(record.folder / PER_QUERY_NAME)
-        per_query = STORED_PER_QUERY.validate_json(stored)
         metrics, kind, seconds = (record.results[key] for key in ("metrics", "type", "seconds"))
-    except (InputError, ValidationError, KeyError) as error:
+    except KeyError as error:
         raise InputError(
-            f"{record.folder}: got missing or damaged results; expected those of a finished task; fix: delete the "
-            "folder and evaluate again"
+            f"{record.folder}: got results without {error}; expected those of a finished task; fix: delete the folder "
+            "and evaluate again"
         ) from error
     return Evaluation(name, metrics, per_query, {}, seconds, reused, precision=system.precision, group=kind)
 
 
 def _evaluate(system: System, task: AbsTask, record: Run) -> None:
     parts = parts_of_task(task)
-    model: Any = mteb_model(system, parts)
+    model: Any = MtebEncoder(system, parts)
     cache, predictions = mteb.ResultCache(record.folder.parent / CACHE_FOLDER), record.folder / "predictions"
     started = time.perf_counter()
     per_query: PerQuery = {}
@@ -195,23 +194,31 @@ def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
 
 
 class MtebEncoder(AbsEncoder):
-    """An encoder for mteb. Retrieval texts are embedded as everywhere in bixse, normalised."""
+    """An encoder for mteb's tasks. Retrieval texts are embedded as everywhere in bixse, normalised.
 
-    def __init__(self, encoder: Any, label: str, prompts: Mapping[str, str], revision: str) -> None:
-        self.encoder = encoder
-        self.prompts = dict(prompts)
+    Raises InputError for a system that is no encoder.
+    """
+
+    def __init__(self, system: System, tasks: Sequence[Any]) -> None:
+        if not isinstance(system, EncoderSystem):
+            raise InputError(
+                f"{system.label}: got a system that is no encoder; expected an encoder for mteb's tasks; fix: leave it "
+                "out"
+            )
+        self.encoder: Any = system.encoder
+        self.prompts = mteb_prompts(system.encoder, tasks, system.task)
         # mteb names every model from a folder no_model_name_available, without revision: checkpoints would share scores
-        parts = [part for part in Path(label).parts if part not in ("/", ".", "..")][-2:]
+        parts = [part for part in Path(system.label).parts if part not in ("/", ".", "..")][-2:]
         self.mteb_model_meta = ModelMeta.create_empty(
             overwrites={
                 "name": "/".join(parts if len(parts) == 2 else ["bixse", *parts]),
-                "revision": revision,
+                "revision": system.weights,
                 "framework": ["Sentence Transformers", "PyTorch"],
                 "similarity_fn_name": ScoringFunction.COSINE,
-                "embed_dim": encoder.get_embedding_dimension(),
-                "max_tokens": encoder.max_seq_length,
-                "n_parameters": sum(parameter.numel() for parameter in encoder.parameters()),
-                "use_instructions": encoder.instructions is not None,
+                "embed_dim": self.encoder.get_embedding_dimension(),
+                "max_tokens": self.encoder.max_seq_length,
+                "n_parameters": sum(parameter.numel() for parameter in self.encoder.parameters()),
+                "use_instructions": self.encoder.instructions is not None,
             }
         )
         self.used: dict[str, str | None] = {}
@@ -231,23 +238,12 @@ class MtebEncoder(AbsEncoder):
                     texts, prompt=prompt, batch_size=kwargs.get("batch_size", 32), show_progress_bar=False
                 )
         kind: Literal["query", "document"] = "query" if prompt_type.value == "query" else "document"
-        with _prompt(self.encoder, kind, prompt or ""):
-            return encode_texts(self.encoder, texts, kind)
+        return encode_texts(self.encoder, texts, kind, prompt=prompt or "")
 
 
 def parts_of_task(task: Any) -> list[Any]:
     """Return the parts of a task that is a mean (CQADupStack), or the task itself."""
     return list(getattr(task, "tasks", None) or [task])
-
-
-def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder:
-    """Wrap an encoder for mteb. Raises InputError for another system."""
-    if not isinstance(system, EncoderSystem):
-        raise InputError(
-            f"{system.label}: got a system that is no encoder; expected an encoder for mteb's tasks; fix: leave it out"
-        )
-    prompts = mteb_prompts(system.encoder, tasks, system.task)
-    return MtebEncoder(system.encoder, system.label, prompts, system.weights)
 
 
 def mteb_prompts(encoder: Any, tasks: Sequence[Any], task: str | None = None) -> dict[str, str]:
@@ -269,17 +265,6 @@ def mteb_prompts(encoder: Any, tasks: Sequence[Any], task: str | None = None) ->
             instruction = each.metadata.prompt if isinstance(each.metadata.prompt, str) else each.abstask_prompt
             prompts[name] = table.template.replace("{instruction}", instruction)
     return prompts
-
-
-@contextmanager
-def _prompt(encoder: Any, kind: str, prompt: str) -> Iterator[None]:
-    prompts, task = encoder.prompts, encoder.task
-    encoder.prompts = {**(prompts or {}), kind: prompt}
-    encoder.task = task or "chosen by mteb"  # a table without a default refuses to encode without a task
-    try:
-        yield
-    finally:
-        encoder.prompts, encoder.task = prompts, task
 
 
 def _one_line(error: Exception) -> str:

@@ -16,16 +16,24 @@ from bixse.data.draws import PASSAGES, QUERIES, cut_collection
 from bixse.data.run import open_run
 from bixse.errors import BixseError, InputError, check_known, needs_extra
 from bixse.evaluation.collection_task import collection_task
-from bixse.evaluation.compare_evaluations import Comparisons, check_distinct, compare_tasks, precision_of, shown_names
+from bixse.evaluation.compare_evaluations import (
+    COLUMNS,
+    Comparisons,
+    EvaluatedSystems,
+    check_distinct,
+    compare_tasks,
+    difference_cells,
+    precision_of,
+    shown_names,
+)
 from bixse.evaluation.evaluate_files import evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.open_system import open_system
+from bixse.rendering.table import Cell, format_number, format_table
 from bixse.suites.known_suites import Suite, SuiteTask, suite_named
-from bixse.suites.suite_result import SuiteResult
 from bixse.suites.trec_dl import (
     INSTRUCTION_NAMES,
     WITHOUT,
-    Year,
     candidate_lists,
     chosen_years,
     judged_pool,
@@ -49,6 +57,36 @@ ZERO_SHOT_EXCEPT = "MSMARCO"
 """The task of BEIR that its zero-shot mean leaves out."""
 MTEB_METRIC = "main"
 """The metric by which mteb ranks a task."""
+
+
+@dataclass(frozen=True)
+class SuiteResult(EvaluatedSystems):
+    """The result of one suite for several systems."""
+
+    def text(self) -> str:
+        """Return tables and notes for a terminal."""
+        rows: list[list[Cell]] = []  # of the tasks, with the means below
+        for task in dict.fromkeys(task for scores in self.scores.values() for task in scores):
+            row = [scores.get(task) for scores in self.scores.values()]
+            rows.append([task, *(format_number(score.metrics[self.headline] if score else None) for score in row)])
+        for mean in dict.fromkeys(name for means in self.means.values() for name in means):
+            rows.append([mean, *(format_number(means.get(mean)) for means in self.means.values())])
+        headline = "main score" if self.headline == "main" else self.headline
+        parts = [f"{self.suite}, {headline}", format_table(rows, ["task", *self.scores])]
+        if self.comparisons:
+            parts.append(self.comparisons.text())
+            if len(self.comparisons) == 1 and len(self.comparisons[0].tasks) > 1:
+                pair = self.comparisons[0]
+                rows = [[result.task, *difference_cells(result)] for result in pair.tasks]
+                parts.append(format_table(rows, ["task", f"{pair.system} − {pair.baseline}", *COLUMNS]))
+                below = sum(result.holm_p < 0.05 for result in pair.tasks)
+                parts.append(
+                    f"{len(rows)} tasks are tested: after Holm's correction {below} of them remain below 0.05."
+                )
+        parts += [f"Precision: {self.precision}."] if self.precision else []
+        parts += [f"Note: {note}." for note in self.notes]
+        parts += [f"Failed: {name}: {why}" for name, why in self.failures.items()]
+        return "\n\n".join(parts)
 
 
 def evaluate_suite(
@@ -105,8 +143,7 @@ def evaluate_suite(
     notes = [chosen.note] if chosen.note else []
     each_task = [(name, each) for tasks_of in scores.values() for name, each in tasks_of.items()]
     notes += dict.fromkeys(f"{name}: {line}" for name, each in each_task for line in each.warnings)
-    if plan.years and folder is not None:
-        notes += trec_notes(folder, plan.years, chosen.engine == "trec-dl-rerank")
+    notes += plan.notes
     comparisons = Comparisons()
     try:  # a comparison that fails must not lose the figures of a long evaluation
         comparisons = _compare(scores, grouped=chosen.engine != "mteb")
@@ -128,7 +165,7 @@ def _check_systems(systems: Sequence[System], plan: Plan) -> None:
         for _, instructions in plan.sources:
             system.check(instructions)
         if plan.tasks:
-            _mteb_suite().mteb_model(system, plan.tasks)
+            _mteb_suite().MtebEncoder(system, plan.tasks)
         if len(systems) > 1:  # keep one model in memory at a time
             system.release()
 
@@ -186,7 +223,7 @@ class Plan:
     """A function that reads the task, and the names of its instructions."""
     tasks: Sequence[Any] = ()
     """The tasks that mteb runs. Other tasks are `sources`."""
-    years: Sequence[Year] = ()
+    notes: Sequence[str] = ()
 
 
 def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, download: bool) -> Plan:
@@ -224,7 +261,7 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
         reads = (
             [partial(candidate_lists, data, year) for year in years] if rerank else [partial(judged_pool, data, years)]
         )
-        return Plan([(read, INSTRUCTION_NAMES) for read in reads], years=years)
+        return Plan([(read, INSTRUCTION_NAMES) for read in reads], notes=trec_notes(data, years, rerank))
     wanted = _chosen_tasks(suite, data, names)
     missing = [task for task in wanted if _find(task, data) is None]
     if download:
