@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 
 from bixse.data.collection import load_collection
 from bixse.data.pydocs import PYDOCS_SCALE
-from bixse.lab.comparison import Comparer
-from bixse.lab.head_report import calibrate_on_dev
+from bixse.evaluation.systems import Bm25System, EncoderSystem
+from bixse.lab.comparison import Comparer, calibrate_on_dev
 from bixse.training.recipe import TrainResult
 
 LABELS = {"zero": "BiXSE", "infonce": "InfoNCE", "soft-infonce": "Soft InfoNCE", "distill-kl": "KL"}
@@ -39,15 +39,15 @@ def main() -> None:
     trained = {name: result_of(Path(run)) for name, _, run in (word.partition("=") for word in args.runs)}
     folder = args.data / "collection"
     comparer = Comparer(folder)
-    print(*comparer.search_bm25())
+    print(*comparer.search("bm25", "BM25", Bm25System(), splits=["test"]))
     models = {"base": args.data / "smollm2-12"} | {name: run.model_path for name, run in trained.items()}
     for name, model in models.items():
         label = LABELS.get(name, name) if name in trained else "untrained decoder"
-        print(label, *comparer.search(name, label, model, None))
+        print(label, *comparer.search(name, label, EncoderSystem(model)))
     first, *others = trained
     against_base = [(name, "base") for name in trained]
     comparer.compare([*against_base, *((first, name) for name in others)])
-    comparer.compare(against_base, on_guard=True)
+    comparer.compare(against_base, "guard")
     collection = load_collection(folder)
     first_label = comparer.labels[first]
     calibrations = calibrate_on_dev(

@@ -7,8 +7,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +21,13 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs
 from bixse.data.run import open_run
 from bixse.encoders.loading.build import demo_model_path
+from bixse.evaluation.compare_evaluations import RESULTS_FILE
+from bixse.evaluation.systems import Bm25System, EncoderSystem, System
 from bixse.files.files import write_atomically
-from bixse.lab.comparison import Comparer
-from bixse.lab.head_report import calibrate_on_dev
+from bixse.files.run_folder import RUN_FILE
+from bixse.lab.comparison import COMPARED, Comparer, calibrate_on_dev
 from bixse.rendering.schema import ReportData, load_report_data
+from bixse.search.bm25 import BM25_NAME
 from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.train import train_into
 
@@ -58,25 +61,28 @@ NOTES = [
 ]
 
 
+ARTIFACTS = {"report": "report.html", "model": "bixse/model", "record": RUN_FILE, "results": RESULTS_FILE,
+             "runs": "runs", "config": "train.yaml", "collection": "collection", "pairs": "train.jsonl"}  # fmt: skip
+"""Name -> file or folder that a quick start leaves."""
+
+
 @dataclass(frozen=True)
 class QuickstartResult:
-    """The result of a quick start."""
+    """The result of a quick start, which its folder holds."""
 
-    report: ReportData
     verdicts: list[str]
     """Lines with verdict and interval: BiXSE against the base model and each other loss, then the guard queries."""
-    artifacts: dict[str, str]
     warnings: list[str]
     reused: bool = False
+    folder: Path = Path()
 
+    @cached_property
+    def report(self) -> ReportData:
+        return load_report_data(self.folder / RESULTS_FILE)
 
-@dataclass(frozen=True)
-class _Done:
-    """The results that the record of a finished quick start holds."""
-
-    verdicts: list[str]
-    warnings: list[str]
-    reused: bool
+    @property
+    def artifacts(self) -> dict[str, str]:
+        return {name: str(self.folder / path) for name, path in ARTIFACTS.items()}
 
 
 @contextmanager
@@ -115,13 +121,10 @@ def quickstart(
     identity = {**settings.model_dump(mode="json"), "model": MODEL, "precision": config.precision}
     record = open_run(out, "quickstart", identity, {"python": PYDOCS_PYTHON})
     if record.status == "finished":
-        done = record.result(_Done, lambda _: ["results.json"])
-        return QuickstartResult(
-            load_report_data(out / "results.json"), done.verdicts, _artifacts(out), done.warnings, reused=True
-        )
+        return replace(record.result(QuickstartResult, lambda _: [RESULTS_FILE]), folder=out)
     record.save("running")
     record.saved = "the models that are trained stay"
-    stage, comparer = partial(_stage, say, record.timings), Comparer(out / "collection", seed)
+    stage, comparer = partial(_stage, say, record.timings), Comparer(out / "collection")
     with record.ending():
         with stage("read corpus and grades") as notes:
             save_collection(collection, comparer.folder)
@@ -134,7 +137,7 @@ def quickstart(
         warnings = [f"{name}: {warning}" for name, result in trained.items() for warning in result.warnings]
         with stage("compare, calibrate and write the report"):
             comparer.compare(compared(losses))
-            comparer.compare([pair for pair in compared(losses) if pair[1] == "base"], on_guard=True)
+            comparer.compare([pair for pair in compared(losses) if pair[1] == "base"], "guard")
             named = {comparer.labels[loss]: str(trained[loss].model_path) for loss in ("bixse", *losses)}
             named[comparer.labels["base"]] = config.model
             calibrations = calibrate_on_dev(named, LABELS["bixse"], collection, PYDOCS_SCALE, seed, progress)
@@ -144,10 +147,10 @@ def quickstart(
                 commands=next_commands(out), notes=[*NOTES, *warnings],
             )  # fmt: skip
         verdicts = [comparer.verdict_line("bixse", baseline) for baseline in ("base", *losses)]
-        verdicts += [comparer.verdict_line(system, "base", on_guard=True) for system in ("bixse", "bixse-tuned")]
+        verdicts += [comparer.verdict_line(system, "base", "guard") for system in ("bixse", "bixse-tuned")]
         metrics = {entry.name: entry.metrics for entry in report.systems}
         record.results = {"warnings": warnings, "verdicts": verdicts, "metrics": metrics}
-    return QuickstartResult(report, verdicts, _artifacts(out), warnings)
+    return QuickstartResult(verdicts, warnings, folder=out)
 
 
 def _train_and_search(
@@ -160,14 +163,13 @@ def _train_and_search(
 ) -> dict[str, TrainResult]:
     """Search with BM25 and the base model; train with each loss, and search before and after merging."""
 
-    def search(name: str, label: str, model: str | Path) -> None:
+    def search(name: str, label: str, system: System, *splits: str) -> None:
         with stage(f"search with {label}") as notes:
-            notes += comparer.search(name, label, model, progress)
+            notes += comparer.search(name, label, system, progress, splits or tuple(COMPARED))
 
     trained: dict[str, TrainResult] = {}
-    with stage("search with BM25") as notes:
-        notes += comparer.search_bm25()
-    search("base", "base model", config.model)
+    search(BM25_NAME, "BM25", Bm25System(), "test")
+    search("base", "base model", EncoderSystem(config.model))
     for loss in losses:
         label = LABELS.get(loss, loss)
         with stage(f"train {label}") as notes:
@@ -175,8 +177,8 @@ def _train_and_search(
             trained[loss] = train_into(settings, out / loss, progress is not None, label)
             merged = trained[loss].merge
             notes += [f"weight {merged.weight:g} of the tuned model is kept"] if merged is not None else []
-        search(f"{loss}-tuned", f"{label}, not merged", out / loss / TUNED_FOLDER)
-        search(loss, label, trained[loss].model_path)
+        search(f"{loss}-tuned", f"{label}, not merged", EncoderSystem(out / loss / TUNED_FOLDER))
+        search(loss, label, EncoderSystem(trained[loss].model_path))
     return trained
 
 
@@ -249,9 +251,3 @@ def _facts(collection: Collection, config: TrainConfig, out: Path, settings: Qui
         "bixse": metadata.version("bixse"),
         "torch": metadata.version("torch"),
     }
-
-
-def _artifacts(out: Path) -> dict[str, str]:
-    names = {"report": "report.html", "model": "bixse/model", "record": "run.json", "results": "results.json",
-             "runs": "runs", "config": "train.yaml", "collection": "collection", "pairs": "train.jsonl"}  # fmt: skip
-    return {name: str(out / path) for name, path in names.items()}
