@@ -229,8 +229,11 @@ class TestUnhappyPaths:
         ],
     )
     def test_wrong_values(self, name, values):
-        with pytest.raises(ConfigError, match=next(iter(values))):
+        (key, value), *_ = values.items()
+        with pytest.raises(ConfigError, match=key) as caught:
             chosen_values(find_study(name), StudyConfig(study=name, values=values))
+        wrong = value[-1] if isinstance(value, list) and isinstance(find_study(name).defaults[key], list) else value
+        assert f"got {wrong!r} for" in str(caught.value)
 
     @pytest.mark.parametrize(
         ("name", "values"),

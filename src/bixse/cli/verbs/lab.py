@@ -117,8 +117,8 @@ def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
     from bixse.lab.studies.run_study import plan_study, run_study
 
     if options.dry_run:
-        plan = plan_study(config)
-        return CommandResult(plan.text(), {"runs": plan.runs, "missing": plan.missing})
+        text, runs, missing = plan_study(config)
+        return CommandResult(text, {"runs": runs, "missing": missing})
     out = options.out or Path("runs") / f"study-{config.study}"
     # the findings show the command line without options that do not change them
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

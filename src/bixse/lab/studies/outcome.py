@@ -24,32 +24,13 @@ if TYPE_CHECKING:
     from bixse.results import Difference
 
 
-@dataclass(frozen=True)
-class SummaryRow:
-    """One arm of a study (a combination of labels) over its seeds."""
+class ArmRow(NamedTuple):
+    """One arm of a study over its seeds, with the columns of its row in a file."""
 
     labels: ArmLabels
-    seeds: int
-    figures: Mapping[str, float]
-    interval: Difference | None
-    """Mean nDCG@10 with its interval over seeds and queries. None for a study without queries."""
-    spread: float | None
-    """Standard deviation of nDCG@10 over the seeds. None for one seed."""
-    seconds: float
-    rows: int | None
-
-
-@dataclass(frozen=True)
-class ApartRow:
-    """One arm on a collection without a claim, or before its model was merged."""
-
-    labels: ArmLabels
-    name: str
-    """The name of the collection, with a suffix if the model was not merged."""
-    figure: Difference
-    """Mean nDCG@10 with its interval over seeds and queries."""
-    gain: Difference | None
-    """The difference from the untrained encoder. None for that encoder itself and in studies without it."""
+    """The arm's labels, and `measured_on` for a collection without a claim or a model before merging."""
+    figures: Mapping[str, Any]
+    """Column -> number or None. `low` and `high` are the ends of an interval over seeds and queries."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +40,10 @@ class StudyOutcome:
     study: Study
     config: StudyConfig
     results: Sequence[RunResult]
-    summary: Sequence[SummaryRow]
+    summary: Sequence[ArmRow]
     claims: Sequence[ClaimResult]
     command: str = ""
-    apart: Sequence[ApartRow] = ()
+    apart: Sequence[ArmRow] = ()
 
     @property
     def failed(self) -> list[RunResult]:
@@ -78,7 +59,7 @@ class StudyOutcome:
 
     def about(self) -> list[str]:
         config = self.config
-        queries = next((each.interval.queries for each in self.summary if each.interval), 0)
+        queries = next((len(each.per_query) for each in self.results if each.per_query), 0)
         names = [folder.name for folder in config.data.test] or [config.data.collection.rstrip("/").split("/")[-1]]
         seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) != 1 else ''}"
         lines = [f"Encoder {config.model}, collection {', '.join(names)}, {queries} test queries, {seeds}."]
@@ -94,7 +75,7 @@ class StudyOutcome:
         claims: list[dict[str, Cell]] = [
             {
                 "claim": result.claim,
-                **_difference_entries("difference", result.difference),
+                **_difference_entries("difference", _difference_columns(result.difference)),
                 "p (Holm)": format_p_value(result.adjusted if result.difference else None),
                 "finding": result.explained,
             }
@@ -102,13 +83,12 @@ class StudyOutcome:
         ]
         apart: list[dict[str, Cell]] = [
             {
-                "measured on": row.name,
-                **_label_entries(row.labels),
-                "nDCG@10": format_number(row.figure.mean),
-                **_difference_entries("difference from untrained", row.gain),
-                "p": format_p_value(row.gain.p_value if row.gain else None),
+                **_label_entries(labels),
+                "nDCG@10": format_number(figures[PRIMARY_METRIC]),
+                **_difference_entries("difference from untrained", figures),
+                "p": format_p_value(figures["p"]),
             }
-            for row in self.apart
+            for labels, figures in self.apart
         ]
         tables = {"Claims": claims, "Arms": list(map(_summary_entries, self.summary)), "Also measured": apart}
         return {title: rows for title, rows in tables.items() if rows}
@@ -138,24 +118,24 @@ def _label_entries(labels: ArmLabels) -> dict[str, Cell]:
     return {label.replace("_", " "): show(value) for label, value in labels.items()}
 
 
-def _summary_entries(row: SummaryRow) -> dict[str, Cell]:
-    low, high = (row.interval.low, row.interval.high) if row.interval else (None, None)
+def _summary_entries(row: ArmRow) -> dict[str, Cell]:
+    figures = row.figures
     return {
         **_label_entries(row.labels),
-        "nDCG@10": format_number(row.figures.get(PRIMARY_METRIC)),
-        "95 % interval": format_interval(low, high),
-        "± over seeds": format_number(row.spread),
-        "recall@100": format_number(row.figures.get("recall@100")),
-        "MRR@10": format_number(row.figures.get("mrr@10")),
-        "pairs": row.rows,
-        "seconds": f"{row.seconds:.0f}",
+        "nDCG@10": format_number(figures.get(PRIMARY_METRIC)),
+        "95 % interval": format_interval(figures["low"], figures["high"]),
+        "± over seeds": format_number(figures["spread"]),
+        "recall@100": format_number(figures.get("recall@100")),
+        "MRR@10": format_number(figures.get("mrr@10")),
+        "pairs": figures["pairs"],
+        "seconds": f"{figures['seconds']:.0f}",
     }
 
 
-def _difference_entries(column: str, gap: Difference | None) -> dict[str, Cell]:
-    if gap is None:
+def _difference_entries(column: str, figures: Mapping[str, float | None]) -> dict[str, Cell]:
+    if (mean := figures["difference"]) is None:
         return {column: "–", "95 % interval": "–"}
-    return {column: format_difference(gap.mean), "95 % interval": format_interval(gap.low, gap.high, signed=True)}
+    return {column: format_difference(mean), "95 % interval": format_interval(figures["low"], figures["high"], True)}
 
 
 UNTRAINED: ArmLabels = {"loss": "untrained"}
@@ -188,7 +168,7 @@ def outcome_of(
     return StudyOutcome(study, config, list(results), summary, claims, command, apart)
 
 
-def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[ApartRow]:
+def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[ArmRow]:
     """Return one row per collection and arm, with the difference from the untrained encoder on that collection."""
     untrained = next((result for result in results if result.labels == UNTRAINED), None)
     base: dict[str, dict[str, float]] = {}
@@ -196,36 +176,38 @@ def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[Apar
         for query, value in untrained.per_query.items():
             base.setdefault(query.partition("/")[0], {})[query] = value
         base |= {name: dict(per_query) for name, per_query in untrained.apart.items()}
-    figures: dict[str, dict[Any, dict[int, Mapping[str, float]]]] = {}
+    per_query: dict[str, dict[Any, dict[int, Mapping[str, float]]]] = {}
     labels = {key_of(result.labels): result.labels for result in results}
     for result in results:
-        for name, per_query in result.apart.items():
-            figures.setdefault(name, {}).setdefault(key_of(result.labels), {})[result.seed] = per_query
+        for name, values in result.apart.items():
+            per_query.setdefault(name, {}).setdefault(key_of(result.labels), {})[result.seed] = values
     rows = []
-    for name, arms in figures.items():
+    for name, arms in per_query.items():
         against = base.get(name.removesuffix(NOT_MERGED))  # the untrained encoder is never merged
         for key, seeds in arms.items():
             gain = None
             if against is not None and labels[key] != UNTRAINED:
                 both: dict[Any, PerSeed] = {key: seeds, key_of(UNTRAINED): {0: against}}
                 gain = measure(above(name, labels[key], UNTRAINED), both, {*seedless, key_of(UNTRAINED)}).difference
-            rows.append(ApartRow(labels[key], name, interval_of(seeds), gain))
+            mean = interval_of(seeds)
+            figures = {PRIMARY_METRIC: mean.mean, **_difference_columns(gain), "queries": mean.queries}
+            rows.append(ArmRow({"measured_on": name, **labels[key]}, figures))
     return rows
 
 
-def _summary(group: Sequence[RunResult], figures: Mapping[int, Mapping[str, float]]) -> SummaryRow:
-    metrics = list(group[0].metrics)
-    means = {metric: statistics.fmean(result.metrics[metric] for result in group) for metric in metrics}
+def _summary(group: Sequence[RunResult], per_query: Mapping[int, Mapping[str, float]]) -> ArmRow:
+    interval = interval_of(per_query) if per_query else None
     headline = [result.metrics[PRIMARY_METRIC] for result in group]
-    return SummaryRow(
-        labels=group[0].labels,
-        seeds=len(group),
-        figures=means,
-        interval=interval_of(figures) if figures else None,
-        spread=statistics.stdev(headline) if len(headline) > 1 else None,
-        seconds=statistics.fmean(result.seconds for result in group),
-        rows=group[0].rows,
-    )
+    figures = {
+        "seeds": len(group),
+        **{metric: statistics.fmean(result.metrics[metric] for result in group) for metric in group[0].metrics},
+        "low": getattr(interval, "low", None),
+        "high": getattr(interval, "high", None),
+        "spread": statistics.stdev(headline) if len(headline) > 1 else None,
+        "pairs": group[0].rows,
+        "seconds": statistics.fmean(result.seconds for result in group),
+    }
+    return ArmRow(group[0].labels, figures)
 
 
 PLOT_FILE = "plot.svg"
@@ -240,9 +222,9 @@ def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
     """Write tables, findings and plot. Return name -> file."""
     texts = {
         "runs": ("runs.csv", format_csv(_run_columns(outcome.results))),
-        "summary": ("summary.csv", format_csv(map(_summary_columns, outcome.summary))),
+        "summary": ("summary.csv", format_csv(map(_columns, outcome.summary))),
         "claims": ("findings.csv", format_csv(map(_claim_columns, outcome.claims))),
-        "apart": ("apart.csv", format_csv(map(_apart_columns, outcome.apart))),
+        "apart": ("apart.csv", format_csv(map(_columns, outcome.apart))),
         "findings": ("findings.md", outcome.markdown()),
     }
     for file, text in texts.values():
@@ -256,38 +238,30 @@ def _run_columns(results: Sequence[RunResult]) -> list[dict[str, object]]:
     metrics = list(next((run.metrics for run in results if run.metrics), {}))
     return [
         {**run.labels, "seed": run.seed, "status": run.status}
-        | {metric: _figure(run.metrics.get(metric)) for metric in metrics}
-        | {"pairs": run.rows, "precision": run.precision, "reason": run.reason, "seconds": f"{run.seconds:.1f}"}
+        | {metric: _figure(metric, run.metrics.get(metric)) for metric in metrics}
+        | {"pairs": run.rows, "precision": run.precision, "reason": run.reason}
+        | {"seconds": _figure("seconds", run.seconds)}
         for run in results
     ]
 
 
-def _summary_columns(row: SummaryRow) -> dict[str, object]:
-    figures = (
-        {**row.figures} | {end: getattr(row.interval, end, None) for end in ("low", "high")} | {"spread": row.spread}
-    )
-    columns = {name: _figure(value) for name, value in figures.items()}
-    return {**row.labels, "seeds": row.seeds, **columns, "pairs": row.rows, "seconds": f"{row.seconds:.1f}"}
+def _columns(row: ArmRow) -> dict[str, object]:
+    return {**row.labels, **{name: _figure(name, value) for name, value in row.figures.items()}}
 
 
 def _claim_columns(result: ClaimResult) -> dict[str, object]:
     queries = getattr(result.difference, "queries", None)
-    columns = {"claim": result.claim, **_difference_columns(result.difference), "p_holm": _figure(result.adjusted)}
-    return {**columns, "seeds": result.seeds, "queries": queries, "finding": result.finding}
+    figures = {**_difference_columns(result.difference), "p_holm": result.adjusted, "seeds": result.seeds}
+    return {**_columns(ArmRow({"claim": result.claim}, figures)), "queries": queries, "finding": result.finding}
 
 
-def _apart_columns(row: ApartRow) -> dict[str, object]:
-    columns = {"measured_on": row.name, **row.labels, "ndcg@10": _figure(row.figure.mean)}
-    return {**columns, **_difference_columns(row.gain), "queries": row.figure.queries}
-
-
-def _difference_columns(gap: Difference | None) -> dict[str, str | None]:
+def _difference_columns(gap: Difference | None) -> dict[str, float | None]:
     names = {"difference": "mean", "low": "low", "high": "high", "p": "p_value"}
-    return {name: _figure(getattr(gap, field, None)) for name, field in names.items()}
+    return {name: getattr(gap, field, None) for name, field in names.items()}
 
 
-def _figure(value: float | None) -> str | None:
-    return None if value is None else f"{value:.6g}"
+def _figure(name: str, value: float | None) -> str | int | None:
+    return format(value, ".1f" if name == "seconds" else ".6g") if isinstance(value, float) else value
 
 
 class Point(NamedTuple):
@@ -314,12 +288,9 @@ def plot_of(outcome: StudyOutcome) -> Plot:
     return line_plot(study.title, label, metric, series, study.axis_scale)
 
 
-def _point(row: SummaryRow, x: float) -> Point:
+def _point(row: ArmRow, x: float) -> Point:
     value = row.figures[PRIMARY_METRIC]
-    interval = row.interval
-    if interval is None or interval.low is None or interval.high is None:
-        return Point(x, value, value, value)  # no bar
-    return Point(x, value, interval.low, interval.high)
+    return Point(x, value, *(value if row.figures[end] is None else row.figures[end] for end in ("low", "high")))
 
 
 def line_plot(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Point]], x_scale: str) -> Plot:

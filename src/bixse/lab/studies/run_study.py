@@ -94,27 +94,11 @@ def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs:
     return list(runs.values())
 
 
-@dataclass(frozen=True)
-class StudyPlan:
-    """The runs of a study whose settings are checked, before anything is trained."""
+def plan_study(config: StudyConfig) -> tuple[str, int, list[str]]:
+    """Check every arm's settings without reading data; return a text, the number of runs and the missing files.
 
-    arms: list[str]
-    others: int
-    seeds: int
-    missing: list[str]
-
-    @property
-    def runs(self) -> int:
-        return len(self.arms) * self.seeds + self.others
-
-    def text(self) -> str:
-        arms = [f"trained: {arm}" for arm in self.arms]
-        count = f"{len(self.arms)} trained arms x {self.seeds} seeds, {self.others} other arms: {self.runs} runs"
-        return "\n".join([*arms, count, *([f"not there: {name}" for name in self.missing] or ["all files are there"])])
-
-
-def plan_study(config: StudyConfig) -> StudyPlan:
-    """Check every arm's settings without reading data. Raises ConfigError or InputError."""
+    Raises ConfigError or InputError.
+    """
     study, data = find_study(config.study), config.data
     arms = study.arms(config, chosen_values(study, config), None)
     trained = [arm for arm in arms if arm.trained]
@@ -125,4 +109,9 @@ def plan_study(config: StudyConfig) -> StudyPlan:
     missing = [str(path) for path in dict.fromkeys(files) if not path.exists()]
     if config.model not in ("demo", STATIC) and not Path(config.model).exists():
         missing.append(f"{config.model} (fetched from the hub at the first run)")
-    return StudyPlan([arm.label for arm in trained], len(arms) - len(trained), len(config.seeds), missing)
+    others, seeds = len(arms) - len(trained), len(config.seeds)
+    runs = len(trained) * seeds + others
+    lines = [f"trained: {arm.label}" for arm in trained]
+    lines.append(f"{len(trained)} trained arms x {seeds} seeds, {others} other arms: {runs} runs")
+    lines += [f"not there: {name}" for name in missing] or ["all files are there"]
+    return "\n".join(lines), runs, missing

@@ -66,19 +66,18 @@ def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
                 f"fix: {did_you_mean(key, study.defaults)}"
             )
         default = study.defaults[key]
-        if isinstance(default, list) and (not isinstance(value, list) or not value):
-            raise ConfigError(f"values: got {value!r} for {key!r}; expected a list; fix: write [a, b, c]")
-        if value is None and default is None:
-            continue
         kind, expected = VALUES.get(key, (Annotated[str, Field(strict=True)], "names"))
-        for part in value if isinstance(default, list) else [value]:
-            try:
-                TypeAdapter(kind).validate_python(part)
-            except ValidationError:
-                raise ConfigError(
-                    f"values: got {part!r} for {key!r}; expected {expected}; "
-                    f"fix: change it, or leave the key out for the default, {default!r}"
-                ) from None
+        if isinstance(default, list):
+            kind, expected = Annotated[list[kind], Field(min_length=1)], f"a list of {expected}"  # type: ignore[valid-type]
+        elif default is None:
+            kind = kind | None
+        try:
+            TypeAdapter(kind).validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(
+                f"values: got {error.errors()[0]['input']!r} for {key!r}; expected {expected}; "
+                f"fix: change it, or leave the key out for the default, {default!r}"
+            ) from None
     return {**study.defaults, **config.values}
 
 
