@@ -21,10 +21,9 @@ from bixse.errors import ConfigError, InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate_files import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.export import export as exporting
-from bixse.export.export import ExportResult, export
+from bixse.export.export import TEXTS, ExportResult, disagreement, export, of_all_lengths
 from bixse.export.export_settings import ExportSettings
 from bixse.export.graph import ONNX_FILE, inputs_of, load_exported
-from bixse.export.proof import TEXTS, disagreement, of_all_lengths
 from bixse.results import Difference
 from helpers.command import call, refused
 from helpers.toy import CORPUS, save_toy
