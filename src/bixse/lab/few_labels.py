@@ -210,13 +210,11 @@ def _parse(name: str, positive_from: float) -> _Metric:
 def _estimate(
     pool: JudgedPool, metric: _Metric, system: str, baseline: str | None, ranks: Mapping[str, Any]
 ) -> FewLabelsEstimate:
-    weight, per_unit = metric.weights(ranks[system]), 1.0
+    weight = metric.weights(ranks[system])
     if baseline is not None:
         weight = weight - metric.weights(ranks[baseline])
-    estimator = _precision_from_pairs
-    if pool.whole_queries:
-        estimator, per_unit = _from_queries, len(pool.labels) / len(pool.of_queries.labelled)
-    powered, plain = (estimator(pool, metric, weight, judge) for judge in (True, False))
+    per_unit = len(pool.labels) / len(pool.of_queries.labelled) if pool.whole_queries else 1.0
+    powered, plain = (_sampled_mean(pool, metric, weight, judge) for judge in (True, False))
     growth = plain.growth_to(powered.label_variance())
     return FewLabelsEstimate(
         metric=metric.name,
@@ -230,26 +228,23 @@ def _estimate(
     )
 
 
-def _from_queries(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
-    """Estimate with queries as units, since the metric of labelled queries is known."""
-    sample, labels = pool.of_queries, np.zeros(len(pool.pairs))
-    labels[pool.sample.labelled] = pool.labels
-    known = metric.values(pool, metric.relevance(labels), weight)[sample.labelled]
-    graded = metric.values(pool, pool.grades, weight)
-    predicted = sample.predict(known, graded if judge else None)
-    residual = known - predicted[sample.labelled]
-    per_query = predicted + sample.sum_labelled(residual / sample.probability)
-    return SampledMean(sample, per_query, residual, np.ones(sample.queries))
+def _sampled_mean(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
+    """Estimate from labelled units, each of which represents 1 / probability units.
 
-
-def _precision_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
-    """Estimate a sum over documents, in which each label represents 1 / probability documents."""
-    sample = pool.sample
-    known = metric.relevance(pool.labels)
-    predicted = sample.predict(known, pool.grades if judge else None, weight)
-    residual = weight[sample.labelled] * (known - predicted[sample.labelled])
-    per_query = sample.sum_by_query(weight * predicted) + sample.sum_labelled(residual / sample.probability)
-    return SampledMean(sample, per_query, residual, weight)
+    Units are queries, whose metric is known if they are labelled, or pairs, over which precision is a sum.
+    """
+    if pool.whole_queries:
+        sample, units, importance, labels = pool.of_queries, np.ones(pool.sample.queries), None, np.zeros(len(weight))
+        labels[pool.sample.labelled] = pool.labels
+        known = metric.values(pool, metric.relevance(labels), weight)[sample.labelled]
+        graded = metric.values(pool, pool.grades, weight)
+    else:
+        sample, units, importance = pool.sample, weight, weight
+        known, graded = metric.relevance(pool.labels), pool.grades
+    predicted = sample.predict(known, graded if judge else None, importance)
+    residual = units[sample.labelled] * (known - predicted[sample.labelled])
+    per_query = sample.sum_by_query(units * predicted) + sample.sum_labelled(residual / sample.probability)
+    return SampledMean(sample, per_query, residual, units)
 
 
 def _row(estimate: FewLabelsEstimate) -> list[Cell]:

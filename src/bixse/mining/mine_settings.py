@@ -93,9 +93,7 @@ class MineConfig(EncodingSettings):
     @property
     def count(self) -> int:
         """Return the number of documents per query."""
-        if self.per_query is None:
-            return 1 if self.strategy == "one" else PER_QUERY
-        return self.per_query
+        return self.per_query or (1 if self.strategy == "one" else PER_QUERY)
 
     def files(self) -> dict[str, Path]:
         """Return name -> file of every text and judgement to read."""

@@ -42,13 +42,6 @@ def _losses_contrasts(values: Choices) -> list[Contrast]:
     return claims if "bixse" in values["losses"] else []
 
 
-def _noise_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
-    labels = values["labels_per_query"]
-    return arms_by(
-        "noise", values["noise"], config, values, lambda _, share: ({}, {"noise": share, "labels_per_query": labels})
-    )
-
-
 def _noise_contrasts(values: Choices) -> list[Contrast]:
     """Compare the cost of noise, averaged over p, between each loss and BiXSE."""
     shares = [share for share in values["noise"] if share > 0]
@@ -95,13 +88,6 @@ def _cutoff_contrasts(values: Choices) -> list[Contrast]:
         claims.append(above(f"{other} needs a cutoff: {high} above {low}", *ends))
     ends = {"loss": KEEPS_GRADES, "cutoff": low}, {"loss": KEEPS_GRADES, "cutoff": high}
     return [*claims, above(f"bixse makes use of weak pairs: {low} above {high}", *ends)]
-
-
-def _batch_size_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
-    sizes = values["batch_sizes"]
-    return arms_by(
-        "batch_size", sizes, config, values, lambda _, size: ({"optimizer": {"global_batch_size": size}}, {})
-    )
 
 
 def _batch_size_contrasts(values: Choices) -> list[Contrast]:
@@ -160,11 +146,6 @@ def _hard_negatives_arms(config: StudyConfig, values: Choices, pairs: Pairs | No
     return arms_by("hard_negatives", values["hard_negatives"], config, values, settings)
 
 
-def _hard_negatives_contrasts(values: Choices) -> list[Contrast]:
-    counts = sorted(values["hard_negatives"])
-    return bixse_above_others(values["losses"], "hard_negatives", counts, "with {} hard negatives")
-
-
 def _annotation_arms(config: StudyConfig, values: Choices, pairs: Pairs | None) -> list[Arm]:
     labels = values["labels"] or (len(pairs.groups()) if pairs is not None else 0)
 
@@ -214,7 +195,10 @@ TRAINING_STUDIES = (
             "labels_per_query": None,
             "losses": ["bixse", "infonce"],
         },
-        arms=_noise_arms,
+        arms=lambda config, values, _: arms_by(
+            "noise", values["noise"], config, values,
+            lambda _, share: ({}, {"noise": share, "labels_per_query": values["labels_per_query"]}),
+        ),
         contrasts=_noise_contrasts,
         axis="noise",
         notes=(
@@ -237,7 +221,10 @@ TRAINING_STUDIES = (
         paper="Fig. batch_size_and_lr, left: nDCG@10 against the batch size; larger batches bring more negatives per "
         "query",
         defaults={"batch_sizes": [4, 8, 16, 32, 64], "losses": ["bixse", "infonce"]},
-        arms=_batch_size_arms,
+        arms=lambda config, values, _: arms_by(
+            "batch_size", values["batch_sizes"], config, values,
+            lambda _, size: ({"optimizer": {"global_batch_size": size}}, {}),
+        ),
         contrasts=_batch_size_contrasts,
         axis="batch_size",
         axis_scale="log",
@@ -268,7 +255,9 @@ TRAINING_STUDIES = (
             "losses": ["bixse", "infonce", "soft-infonce", "lambdaloss-v2"],
         },
         arms=_hard_negatives_arms,
-        contrasts=_hard_negatives_contrasts,
+        contrasts=lambda values: bixse_above_others(
+            values["losses"], "hard_negatives", sorted(values["hard_negatives"]), "with {} hard negatives"
+        ),
         axis="hard_negatives",
         notes=("A batch has each query's best document and others, drawn anew in each pass; none is left out.",),
     ),
