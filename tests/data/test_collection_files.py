@@ -150,7 +150,7 @@ def test_a_corpus_with_an_invalid_last_row_or_no_space_is_refused(tmp_path, temp
 
 
 @pytest.mark.parametrize("suffix", [*FORMATS, ".jsonl.gz", ".tsv.gz"])
-def test_a_corpus_is_read_and_hashed_once_and_its_copy_leaves_no_file(tmp_path, temporary, cache_path, suffix):
+def test_a_corpus_is_parsed_once_and_its_copy_leaves_no_file(tmp_path, temporary, cache_path, suffix):
     file = tmp_path / f"corpus{suffix}"
     write_rows(pa.Table.from_pylist(ROWS), file)
     if suffix == ".jsonl":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -18,7 +17,7 @@ from bixse.data.joined import JOIN_FIX, Twins, Unjoined, check_joined, unjoined_
 from bixse.errors import InputError, shorten
 from bixse.files.files import file_hash, is_unicode, json_hash
 from bixse.files.parquet import spool
-from bixse.files.rows import BLOCK_ROWS, kind_of, other_form, read_blocks
+from bixse.files.rows import BLOCK_ROWS, other_form, read_blocks
 from bixse.files.values import FileColumn
 from bixse.relevance import Qrels, normal_form, numbers
 
@@ -60,7 +59,7 @@ class Document(NamedTuple):
 
 
 class Corpus:
-    """The documents of a file, read, checked and hashed in one pass.
+    """The documents of a file, parsed and checked once, and the hash of the file.
 
     They are read again from a memory map, without parsing: a file without a name in the temporary folder (TMPDIR), if
     they are more than 1 MB. Raise InvalidFileError for all invalid rows together.
@@ -73,13 +72,11 @@ class Corpus:
     """
 
     def __init__(self, path: Path) -> None:
-        digest = hashlib.sha256()
         schema = pa.schema(dict.fromkeys((column.name for column in DOCUMENT_COLUMNS), pa.string()))
-        blocks = read_blocks(path, DOCUMENT_COLUMNS, digest=digest)
+        blocks = read_blocks(path, DOCUMENT_COLUMNS)
         batches = (pa.record_batch([*block.columns.values()], schema) for block in blocks)
         self._copy = spool(batches, schema, Path(tempfile.gettempdir()))
-        is_parquet = path.is_dir() or kind_of(path) == ".parquet"
-        self.hash = file_hash(path) if is_parquet else digest.hexdigest()
+        self.hash = file_hash(path)
         """The SHA-256 of the bytes of the file."""
 
     def items(self) -> Iterator[tuple[str, Document]]:

@@ -12,7 +12,7 @@ from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeAlias, cast
+from typing import Any, BinaryIO, TextIO, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,6 @@ from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import RepeatedKeyError, atomic_file, not_text, parse_json
 from bixse.files.parquet import open_table, row_batches, save_table
 from bixse.files.values import FileColumn, InvalidValueError, missing_column_hint
-
-if TYPE_CHECKING:
-    from hashlib import _Hash as Hash
 
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
 """Suffixes of files of rows; all but Parquet may be followed by .gz."""
@@ -73,20 +70,18 @@ def read_blocks(
     errors: InvalidFileError | None = None,
     rows: range | None = None,
     table: Mapping[str, list[Any]] | None = None,
-    digest: Hash | None = None,
 ) -> Iterator[Block]:
     """Read a file, or a folder of Parquet files in the order of their names, in blocks; leave out invalid rows.
 
     If `errors` is None, all errors are raised at the end of the file. Otherwise they are added to `errors`, and the
     caller may add its own. `rows`, counted from 0, limits what is read from Parquet. The values of a `table` in memory
-    are read instead of the file, which names them in errors. At the end `digest` has seen every byte of a file that is
-    not Parquet.
+    are read instead of the file, which names them in errors.
     """
     path = Path(path)
     collected = errors if errors is not None else InvalidFileError(path)
     hashes: dict[str, list[NDArray[np.int64]]] = {column.name: [] for column in columns if column.unique}
     count = 0
-    for block in _checked_blocks(path, columns, collected, rows, table, digest):
+    for block in _checked_blocks(path, columns, collected, rows, table):
         count += len(block)
         for name, parts in hashes.items():
             parts.append(np.fromiter(map(hash, block.columns[name]), np.int64, len(block)))
@@ -217,12 +212,12 @@ def other_form(path: Path) -> tuple[str, str] | None:
     return str(files[0]), f'python -c "import pandas; {rows}{write}"'
 
 
-def text_lines(path: Path, errors: InvalidFileError, digest: Hash | None = None) -> Iterator[tuple[int, str, int]]:
+def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, int]]:
     """Yield line number from 1, text and bytes read for each line of a UTF-8 file (or .gz) that is not blank.
 
     Line ends and a byte order mark are dropped. A line that is too long or not UTF-8 is an error.
     """
-    with opened(path, digest) as (file, raw):
+    with opened(path) as (file, raw):
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
@@ -242,29 +237,16 @@ def text_lines(path: Path, errors: InvalidFileError, digest: Hash | None = None)
                 yield number, text, raw.tell()
 
 
-class _HashedFile(io.FileIO):
-    """A file whose bytes are hashed as they are read."""
-
-    def __init__(self, path: Path, digest: Hash) -> None:
-        super().__init__(path)
-        self._digest = digest
-
-    def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer) or 0
-        self._digest.update(memoryview(buffer)[:count])
-        return count
-
-
 @contextmanager
-def opened(path: Path, digest: Hash | None = None) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Open a file of text: yield its unpacked bytes, and the file as it is on the disk."""
     files_of(path, ())
     try:
-        with io.BufferedReader(_HashedFile(path, digest)) if digest is not None else path.open("rb") as raw:
+        with path.open("rb") as raw:
             file = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
-            if (wrong := not_text(file.peek(6)[:6])) is not None:  # to seek back would hash these bytes twice
+            if (wrong := not_text(file.peek(6)[:6])) is not None:
                 raise InputError(f"{path}: {wrong}")
-            yield cast("BinaryIO", file), cast("BinaryIO", raw)
+            yield cast("BinaryIO", file), raw
     except (OSError, EOFError, zlib.error) as error:
         got = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise InputError(
@@ -278,7 +260,6 @@ def _checked_blocks(
     errors: InvalidFileError,
     rows: range | None,
     table: Mapping[str, list[Any]] | None,
-    digest: Hash | None = None,
 ) -> Iterator[Block]:
     if table is not None:
         chosen = _choose(path, list(table), columns, errors)
@@ -290,7 +271,7 @@ def _checked_blocks(
         blocks = _parquet_blocks(path, columns, errors, rows)
     else:
         read = _json_rows if kind == ".jsonl" else _csv_rows
-        blocks = _in_blocks(read(path, columns, errors, digest), columns)
+        blocks = _in_blocks(read(path, columns, errors), columns)
     return (_checked(block, columns, errors) for block in blocks)
 
 
@@ -311,14 +292,12 @@ def _in_blocks(rows: Iterator[Row], columns: Sequence[FileColumn]) -> Iterator[B
     yield block()
 
 
-def _json_rows(
-    path: Path, columns: Sequence[FileColumn], errors: InvalidFileError, digest: Hash | None = None
-) -> Iterator[Row]:
+def _json_rows(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Row]:
     needed = {column.name for column in columns if column.needed}
     keys: tuple[str, ...] = ()
     renamed: list[tuple[str, str]] = []
     looked_for = dict.fromkeys(name for column in columns for name in column.names)
-    for number, line, position in text_lines(path, errors, digest):
+    for number, line, position in text_lines(path, errors):
         try:
             row = parse_json(line)
         except RepeatedKeyError as error:
@@ -346,12 +325,10 @@ def _json_rows(
         yield number, row, len(line), position
 
 
-def _csv_rows(
-    path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError, digest: Hash | None = None
-) -> Iterator[Row]:
+def _csv_rows(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)  # the default of 128 KiB is shorter than some documents
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
-    with opened(path, digest) as (file, raw):
+    with opened(path) as (file, raw):
         # invalid UTF-8 becomes halves of surrogate pairs, so that the check of texts reports the row
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         reader = csv.reader(_csv_lines(text), delimiter=delimiter, strict=True)
