@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bixse.cli.main import main
-from bixse.data import make_collection
+from bixse.data import collection as module
 from bixse.data.collection import load_collection
 from helpers.command import call, refused, result_of
 
@@ -111,7 +111,7 @@ def test_small_set_that_cannot_be_split_is_refused_with_the_counts(files, capsys
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
 def test_stop_while_files_are_written_leaves_nothing(files, capsys, monkeypatch, error):
     before = names()
-    saved = make_collection.save_collection
+    saved = module.save_collection
 
     def stop(collection, folder):
         saved(collection, folder)
@@ -119,7 +119,7 @@ def test_stop_while_files_are_written_leaves_nothing(files, capsys, monkeypatch,
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(make_collection, "save_collection", stop)
+        patch.setattr(module, "save_collection", stop)
         code = main(["collection", *files, "--out", "mine", "--json"])
     envelope = json.loads(capsys.readouterr().out)
     assert (code, envelope["status"]) == ((130, "interrupted") if error is KeyboardInterrupt else (1, "failed"))
@@ -130,7 +130,7 @@ def test_stop_while_files_are_written_leaves_nothing(files, capsys, monkeypatch,
 
 def test_sigterm_counts_as_ctrl_c(files, capsys, monkeypatch):
     before, handler = names(), signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(make_collection, "save_collection", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(module, "save_collection", lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
         assert main(["collection", *files, "--out", "mine"]) == 130
     finally:

@@ -9,7 +9,8 @@ import pytest
 
 from bixse.data import pydocs
 from bixse.data.collection import Collection, load_collection, save_collection
-from bixse.data.corpus import Corpus, Document, check_corpus, load_corpus, read_corpus, warn_of_empty
+from bixse.data.collection_folder import read_corpus
+from bixse.data.corpus import Corpus, Document, check_corpus, warn_of_empty
 from bixse.errors import InputError, InvalidFileError, StorageError
 from bixse.files import parquet
 from bixse.files.rows import FORMATS, write_rows
@@ -35,7 +36,7 @@ def test_missing_folder_or_part_is_named(tmp_path, name):
     (make(tmp_path) / name).unlink()
     with pytest.raises(InputError, match=name):
         load_collection(tmp_path)
-    assert name == "corpus.jsonl" or load_corpus(tmp_path)["d1"].content == "copy copies"
+    assert name == "corpus.jsonl" or read_corpus(tmp_path / "corpus.jsonl")["d1"].content == "copy copies"
     for folder, got in (("nothing", "no such folder"), ("qrels/test.tsv", "a file")):
         with pytest.raises(InputError) as caught:
             load_collection(tmp_path / folder)
@@ -99,7 +100,7 @@ def test_documents_without_title_and_text_stay_and_are_counted(tmp_path):
     assert "2 of 4" in warning and "'d3'" in warning
     assert warn_of_empty([], 3) == []
     with pytest.raises(InputError, match="2 documents"):
-        load_corpus(make(tmp_path / "all", corpus=empty))
+        read_corpus(make(tmp_path / "all", corpus=empty) / "corpus.jsonl")
 
 
 @pytest.mark.parametrize(

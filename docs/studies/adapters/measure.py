@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from bixse.adapters.adapt import adapt, adapted, read_pairs, read_vectors
 from bixse.adapters.adapt_settings import AdaptSettings
-from bixse.data.corpus import load_corpus
+from bixse.data.collection_folder import read_corpus
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
@@ -37,7 +37,7 @@ def write_vectors(path, ids, vectors):
 
 def embed(args, folder):
     """Write documents.parquet and queries.parquet."""
-    model, corpus = build_encoder("demo"), load_corpus(args.collection)
+    model, corpus = build_encoder("demo"), read_corpus(args.collection / "corpus.jsonl")
     vectors = EmbeddingStore(model).encode([document.content for document in corpus.values()])
     more = np.random.default_rng(0).normal(size=(max(0, args.pad - len(vectors)), vectors.shape[1]))
     more /= np.linalg.norm(more, axis=1, keepdims=True)

@@ -1,37 +1,25 @@
-"""`Collection`: a corpus, queries and graded judgements, read from what people have or from a folder."""
+"""`Collection`: a corpus, queries and graded judgements, read from what people have or from a folder, and written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Annotated, Any, Self
 
 import pyarrow as pa
+from pydantic import BeforeValidator, Field, model_validator
 
-from bixse.data.corpus import (
-    JudgedCorpus,
-    MissingDocuments,
-    by_id,
-    check_qrels,
-    judgements_of,
-    load_corpus,
-    read_queries,
-    refuse_all_empty,
-    splits_of,
-    warn_of_empty,
-)
-from bixse.data.draws import split_queries
-from bixse.data.given import check_texts, read_given
-from bixse.data.joined import Twins, warn_of, without_relevant
-from bixse.data.trec import read_qrels, write_qrels
+from bixse.data.collection_folder import joined_collection, read_folder
+from bixse.data.corpus import JudgedCorpus, MissingDocuments, by_id, refuse_all_empty, warn_of_empty
+from bixse.data.draws import check_shares, split_queries
+from bixse.data.given import check_columns, check_texts, read_given
+from bixse.data.run import open_run
+from bixse.data.trec import write_qrels
 from bixse.errors import InputError
+from bixse.files.files import atomic_folder, hash_files
 from bixse.files.rows import write_rows
-
-if TYPE_CHECKING:
-    from bixse.relevance import Qrels
-
-Judged = TypeVar("Judged", bound=JudgedCorpus)
+from bixse.settings import Flag, Settings, Shares, named_words
 
 
 class Collection(JudgedCorpus):
@@ -131,41 +119,10 @@ def load_collection(
         >>> load_collection(folder).qrels["test"]
         {'q1': {'d1': 2.0}}
     """
-    folder = path_of(folder)
-    corpus, queries = load_corpus(folder), read_queries(folder / "queries.jsonl")
-    files = {split: judgements_of(folder, split) for split in (splits_of(folder) if splits is None else splits)}
-    qrels = {split: read_qrels(path) for split, path in files.items()}
-    return joined_collection(Collection(folder.resolve().name, corpus, queries, qrels), files, missing_documents)
-
-
-def path_of(given: Any) -> Path:
-    """Return a path, and refuse objects."""
-    if not isinstance(given, str | Path):
-        fix = "write Collection.of(documents, queries, judgements)"
-        raise InputError(f"collection: got {type(given).__name__}; expected a folder; fix: {fix}")
-    return Path(given)
-
-
-def joined_collection(
-    collection: Judged, files: Mapping[str, Path], missing_documents: MissingDocuments = "refuse"
-) -> Judged:
-    """Return a collection with the judgements that count and warnings; see `load_collection` for what is refused.
-
-    `files` are the names of the splits in messages.
-    """
-    corpus, queries = collection.corpus, collection.queries
-    qrels: dict[str, Qrels] = {}
-    warnings = list(collection.warnings)
-    for split, judged in collection.qrels.items():
-        absent = {document_id for row in judged.values() for document_id in row if document_id not in corpus}
-        qrels[split], lines = check_qrels(files[split], judged, queries, absent, missing_documents == "drop")
-        warnings += [*lines, *warn_of(files[split], without_relevant(qrels[split]))]
-    twins = Twins(*qrels.values())
-    for name, document in corpus.items():
-        twins.see(name, document.content)
-    for split, joined in qrels.items():
-        warnings += warn_of(files[split], twins.count(joined, lambda: iter(corpus)))
-    return replace(collection, qrels=qrels, warnings=tuple(warnings))
+    if not isinstance(folder, str | Path):
+        fix = "write Collection.of(documents, queries, judgements)"  # type: ignore[unreachable]
+        raise InputError(f"collection: got {type(folder).__name__}; expected a folder; fix: {fix}")
+    return Collection(**vars(read_folder(Path(folder), splits, missing_documents)))
 
 
 def save_collection(collection: JudgedCorpus, folder: str | Path) -> None:
@@ -178,3 +135,76 @@ def save_collection(collection: JudgedCorpus, folder: str | Path) -> None:
     write_rows(pa.table(queries), folder / "queries.jsonl")
     for split, qrels in collection.qrels.items():
         write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
+
+
+class CollectionSettings(Settings):
+    """Documents, queries and labels, and how the labels are divided."""
+
+    documents: Path
+    """File of documents, folder of .txt, .md or .html files, or folder that `datasets` saved."""
+    queries: Path
+    """File of queries, or folder that `datasets` saved."""
+    labels: Path | None = None
+    """File of grades per query and document, folder that `datasets` saved, or qrels of TREC. Null: no labels yet."""
+    columns: Annotated[dict[str, str], BeforeValidator(named_words), Flag(metavar="KEY=NAME")] = Field(default={})
+    """Names of columns. Keys: documents.id, documents.title, documents.text, queries.id, queries.text, labels.query,
+    labels.document, labels.grade. The default guesses a column if only one has a usual name."""
+    split: Shares = Field(default={})
+    """Splits without a common query text, for example train=.6 dev=.2 test=.2; the default is the single split test."""
+    seed: int = 0
+    """Random seed of the split."""
+    missing_documents: MissingDocuments = "refuse"
+    """Treatment of labels whose document is missing: refuse or drop."""
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        check_columns(self.columns)
+        if self.split:
+            check_shares(self.split, self.seed)
+        return self
+
+
+@dataclass(frozen=True)
+class CollectionResult:
+    """The counts of a collection folder."""
+
+    documents: int
+    queries: int
+    splits: dict[str, dict[str, Any]]
+    """Split -> number of queries, labels and labels above 0, and the lowest and highest grade."""
+    warnings: list[str] = field(default_factory=list)
+    reused: bool = False
+
+    @classmethod
+    def of(cls, collection: Collection) -> CollectionResult:
+        """Count the parts of a collection."""
+        splits: dict[str, dict[str, Any]] = {}
+        for name, qrels in collection.qrels.items():
+            grades = [grade for row in qrels.values() for grade in row.values()]
+            splits[name] = {"queries": len(qrels), "labels": len(grades), "above 0": sum(g > 0 for g in grades)}
+            splits[name] |= {"lowest": min(grades), "highest": max(grades)}
+        return cls(len(collection.corpus), len(collection.queries), splits, list(collection.warnings))
+
+
+def make_collection(settings: CollectionSettings, out: Path) -> CollectionResult:
+    """Read everything, then write the folder completely or not at all; a finished folder is reused.
+
+    Raises:
+        InputError: a file or column that cannot be used, ids without a partner, or a split that cannot be made.
+        OutputExistsError: `out` holds another run or other files.
+    """
+    paths = {name: path for name in ("documents", "queries", "labels") if (path := getattr(settings, name)) is not None}
+    record = open_run(out, "collection", settings.model_dump(mode="json"), hash_files(paths), tuple(paths))
+    if record.status == "finished":
+        names = ["corpus.jsonl", "queries.jsonl"]
+        return record.result(CollectionResult, lambda result: [*names, *(f"qrels/{n}.tsv" for n in result.splits)])
+    given = {"labels": None, **paths}
+    collection = Collection.of(**given, columns=settings.columns, missing_documents=settings.missing_documents)
+    if settings.split:
+        collection = collection.split(seed=settings.seed, **settings.split)
+    result = CollectionResult.of(collection)
+    with atomic_folder(out) as folder:
+        save_collection(collection, folder)
+        record.folder, record.results = folder, asdict(result)
+        record.save("finished")
+    return result

@@ -257,20 +257,6 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def load_corpus(folder: str | Path) -> dict[str, Document]:
-    """Return document id -> document of a collection folder."""
-    folder = Path(folder)
-    check_folder(folder)
-    return read_corpus(folder / "corpus.jsonl")
-
-
-def read_corpus(path: Path) -> dict[str, Document]:
-    """Return document id -> document of a file with `DOCUMENT_COLUMNS`."""
-    corpus = dict(stream_documents(path))
-    refuse_all_empty(path, len(corpus), sum(not document.content for document in corpus.values()))
-    return corpus
-
-
 def stream_documents(path: Path) -> Iterator[tuple[str, Document]]:
     """Yield the documents of a file in file order; they are never all in memory."""
     for block in read_blocks(path, DOCUMENT_COLUMNS):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import Stemmer
 
-from bixse.data.corpus import read_corpus
+from bixse.data.collection_folder import read_corpus
 from bixse.data.run import open_run
 from bixse.errors import InputError
 from bixse.files.files import file_hash, read_text, write_atomically

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bixse.data.corpus import Document, JudgedCorpus, load_corpus, warn_of_empty
+from bixse.data.collection_folder import read_corpus
+from bixse.data.corpus import Document, JudgedCorpus, check_folder, warn_of_empty
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.relevance import DEPTH
@@ -66,7 +67,8 @@ def search_collection(
     from bixse.search.exact import exact_search
     from bixse.search.store import EmbeddingStore
 
-    corpus = load_corpus(collection)
+    check_folder(Path(collection))
+    corpus = read_corpus(Path(collection) / "corpus.jsonl")
     encoder = build_encoder(model)
     use_task(encoder, task)
     least = checked_limits(encoder.head, str(model), [query], top, threshold, at_precision)

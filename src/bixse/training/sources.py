@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sentence_transformers import SentenceTransformer
 
-from bixse.data.collection import joined_collection, load_collection
+from bixse.data.collection_folder import joined_collection, read_folder
 from bixse.data.corpus import JudgedCorpus, as_collection, check_split, files_of_split, is_path
 from bixse.data.pairs_files import load_several
 from bixse.encoders.loading.build import IN_MEMORY
@@ -131,7 +131,7 @@ def load_eval_corpora(splits: Sequence[Split], documents: int | None) -> list[Ev
     for several in parts.values():
         source = several[0][1].source
         if isinstance(source, Path):
-            collection: JudgedCorpus = load_collection(source, list(dict.fromkeys(each.split for _, each in several)))
+            collection = read_folder(source, list(dict.fromkeys(each.split for _, each in several)))
         else:
             collection = joined_collection(source, dict.fromkeys(source.qrels, Path(source.name)))
         sets = [EvalQueries(n, collection.queries, collection.qrels[each.split], each.role) for n, each in several]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Options, Output, Verb
 from bixse.converting.convert_settings import ConvertSettings
-from bixse.data.make_collection import CollectionSettings, make_collection
+from bixse.data.collection import CollectionSettings, make_collection
 from bixse.judging.open_judge import GenerateConfig
 from bixse.mining.mine_settings import MineConfig
 from bixse.progress import progress_bar

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bixse.data.collection import Collection
-from bixse.data.corpus import read_corpus, read_queries
+from bixse.data.collection_folder import read_corpus
+from bixse.data.corpus import read_queries
 from bixse.data.trec import read_qrels
 from bixse.relevance import GradeScale
 
