@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
 import numpy as np
@@ -34,36 +33,21 @@ class _Search:
     def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32], depth: int, documents: int) -> None:
         self.query_set = query_set
         self.best = TopK(embeddings, depth, search_device(len(embeddings), documents))
-        self.positions = np.empty(0, np.int64)
-        """(S,) positions, ascending, of the documents that are among the best of a query, and of recent documents."""
-        self.names = np.empty(0, object)
-        """(S,) ids of these documents."""
-        self.most = 0
 
     def add(self, ids: list[str], documents: NDArray[np.float32]) -> None:
         """Add a block; at equal scores the earlier document stays ahead."""
         rows = [row for row, name in enumerate(ids) if name not in self.query_set.left_out]
-        start = self.best.seen
         self.best.add(documents if len(rows) == len(ids) else documents[rows])
-        self.positions = np.concatenate([self.positions, np.arange(start, self.best.seen)])
-        self.names = np.concatenate([self.names, np.array(ids, object)[rows]])
-        if len(self.names) > self.most:
-            self._forget()
-            # A look at the 100 best documents of 200,000 queries takes 0.4 s: not after every block.
-            self.most = 2 * len(self.names) + 8 * DOCUMENTS_PER_BLOCK
 
-    def _forget(self) -> None:
-        """Forget the documents that are among the best of no query."""
-        is_best = np.zeros(self.best.seen, bool)
-        for _, best in self._results():
-            is_best[best] = True
-        still = is_best[self.positions]
-        self.positions, self.names = self.positions[still], self.names[still]
-
-    def runs(self) -> Iterator[dict[str, dict[str, float]]]:
+    def runs(self, names: Iterator[str]) -> Iterator[dict[str, dict[str, float]]]:
+        """Yield the run per block of queries; `names` are the ids of all documents, of which only hits are held."""
+        is_hit = np.zeros(self.best.seen, bool)
+        for _, positions in self._results():
+            is_hit[positions] = True
+        searched = (name for name in names if name not in self.query_set.left_out)
+        row_of, hit_names = np.cumsum(is_hit, dtype=np.int32) - 1, np.array(list(compress(searched, is_hit)), object)
         for queries, (scores, positions) in zip(query_blocks(self.query_set.queries), self._results(), strict=True):
-            names = self.names[np.searchsorted(self.positions, positions)].tolist()
-            hits = zip(queries, names, scores.tolist(), strict=True)
+            hits = zip(queries, hit_names[row_of[positions]].tolist(), scores.tolist(), strict=True)
             yield {query: dict(zip(row, values, strict=True)) for query, row, values in hits}
 
     def _results(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
@@ -71,16 +55,9 @@ class _Search:
         for start in range(0, len(self.best.queries), tasks.QUERIES_PER_BLOCK):
             yield self.best.result(slice(start, start + tasks.QUERIES_PER_BLOCK))
 
-    def state(self) -> dict[str, Any]:
-        self._forget()
-        names = np.frombuffer(json.dumps(self.names.tolist()).encode(), np.uint8)
-        return {"keys": self.best.keys.cpu().numpy(), "seen": self.best.seen, "at": self.positions, "names": names}
-
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        keys = torch.from_numpy(state["keys"]).to(self.best.keys.device)
-        self.best.keys = keys.reshape(len(self.query_set.queries), -1)
-        self.best.seen, self.positions = int(state["seen"]), state["at"]
-        self.names = np.array(json.loads(state["names"].tobytes()), object)
+    def restore(self, keys: NDArray[np.int64], seen: NDArray[np.int64]) -> None:
+        self.best.keys = torch.from_numpy(keys).to(self.best.keys.device).reshape(len(self.query_set.queries), -1)
+        self.best.seen = int(seen)
 
 
 class _Reranking:
@@ -97,7 +74,7 @@ class _Reranking:
             scores = documents[[row_of[name] for name in here]] @ query
             self.scores[query_id].update(zip(here, scores.tolist(), strict=True))
 
-    def runs(self) -> Iterator[dict[str, dict[str, float]]]:
+    def runs(self, names: Iterator[str]) -> Iterator[dict[str, dict[str, float]]]:
         yield self.scores
 
 
@@ -145,14 +122,16 @@ def search_blocks(
             _save(partial, searches, done)
             saved = time.monotonic()
     for state in states:
-        for run in state.runs():
+        for run in state.runs(name for name, _ in task.documents()):
             yield state.query_set.name, best_of(run, depth, frozenset(), True) if task.exclude_self else run
 
 
 def _save(path: Path, searches: list[_Search], done: int) -> None:
-    states = {f"{key} {n}": part for n, search in enumerate(searches) for key, part in search.state().items()}
+    states = {"done": np.array(done)}
+    for n, search in enumerate(searches):
+        states |= {f"keys {n}": search.best.keys.cpu().numpy(), f"seen {n}": np.array(search.best.seen)}
     with atomic_file(path) as file:
-        np.savez(file, done=done, **states)
+        np.savez(file, **states)  # type: ignore[arg-type]  # its stub takes every keyword for `allow_pickle`
 
 
 def _restore(path: Path, searches: list[_Search]) -> int:
@@ -161,7 +140,7 @@ def _restore(path: Path, searches: list[_Search]) -> int:
     try:
         with np.load(path) as content:
             for n, search in enumerate(searches):
-                search.restore({key: content[f"{key} {n}"] for key in ("keys", "seen", "at", "names")})
+                search.restore(content[f"keys {n}"], content[f"seen {n}"])
             return int(content["done"])
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, BadZipFile) as error:
         raise InputError(
