@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from bixse.relevance import ranked
 if TYPE_CHECKING:
     from bixse.encoders.scorers import Scorer
     from bixse.relevance import Ranking
-    from bixse.search.tasks import Task
+    from bixse.search.tasks import Answers, Report, Task
 
 
 class RerankedSystem(System):
@@ -84,9 +84,7 @@ class RerankedSystem(System):
     def check_answers(self, task: Task, refuse: bool) -> list[str]:
         return self.first.check_answers(task, refuse)
 
-    def answers(
-        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> Iterator[tuple[str, Ranking]]:
+    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: Report = None) -> Answers:
         if self._loaded is None:
             self._loaded = load_scorer(self.source)
         runs = self.first.search(task, max(depth, self.depth), partial, progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from bixse.encoders.head import RelevanceHead
     from bixse.progress import ProgressBars
-    from bixse.relevance import Ranking
-    from bixse.search.tasks import Task
+    from bixse.search.tasks import Answers, Report, Task
 
 
 Texts: TypeAlias = list[str] | tuple[str, ...]
@@ -270,9 +269,7 @@ class IndexSystem(System):
             )
         return []
 
-    def answers(
-        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> Iterator[tuple[str, Ranking]]:
+    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: Report = None) -> Answers:
         self.prompts_hash = prompts_hash(self.opened.model)
         self.notes = [f"{self.label}: {warning}" for warning in self.opened.warnings]
         for query_set in task.query_sets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import compress, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +21,8 @@ from bixse.search.exact import DOCUMENTS_PER_BLOCK, TopK, search_device
 from bixse.search.tasks import best_of, query_blocks
 
 if TYPE_CHECKING:
-    from bixse.relevance import Ranking
     from bixse.search.store import EmbeddingStore
-    from bixse.search.tasks import QuerySet, Task
+    from bixse.search.tasks import Answers, QuerySet, Report, Task
 
 SAVE_SECONDS = 60.0
 """Minimum seconds between two writes of the partial result; a write follows a block."""
@@ -79,12 +78,8 @@ class _Reranking:
 
 
 def search_blocks(
-    store: EmbeddingStore,
-    task: Task,
-    depth: int,
-    partial: Path | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Iterator[tuple[str, Ranking]]:
+    store: EmbeddingStore, task: Task, depth: int, partial: Path | None = None, progress: Report = None
+) -> Answers:
     """Yield the name of a query set and the run of a block of its queries, when the corpus has been read once.
 
     `partial` is a file for the best documents so far: a killed search continues after the last written block, with the

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import compress, islice
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bixse.data.joined import Unjoined, check_joined
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bixse.relevance import Qrels, Ranking
 
+Answers: TypeAlias = "Iterator[tuple[str, Ranking]]"
+"""The name of a query set and the run of a block of its queries, one block after the other."""
+Report: TypeAlias = Callable[[int], None] | None
+"""A function that gets the number of documents since its last call, or None."""
 QUERIES_PER_BLOCK = 4096
 """Number of queries whose answers are dictionaries at once; an index is read once per block."""
 
@@ -60,15 +59,9 @@ class Task:
     is_part: bool = False
     """True if the task has only a part of its corpus: a run of the complete corpus names other documents too."""
 
-    @cached_property
-    def id_hashes(self) -> NDArray[np.int64]:
-        """Hashes of all document ids: 8 bytes per document, read once for all run files."""
-        return np.fromiter((hash(name) for name, _ in self.documents()), np.int64)
-
     def known(self, names: AbstractSet[str]) -> set[str]:
-        """Return the names that are documents of the corpus."""
-        hashes = np.fromiter(map(hash, names), np.int64, len(names))
-        return set(compress(names, np.isin(hashes, self.id_hashes)))
+        """Return the names that are documents of the corpus, which is read once more."""
+        return {name for name, _ in self.documents() if name in names}
 
     def check_known(self, label: str, run: Ranking) -> None:
         """Raise InvalidFileError for documents of a run that the corpus lacks."""
