@@ -152,7 +152,7 @@ def _with_names(results: Sequence[Any]) -> dict[str, tuple[Any, dict[str, Any]]]
 
 def _read(result: Any, given: str | None = None) -> list[tuple[str, Any, dict[str, Any]]]:
     """Return the name, the result and the record of each result; a `given` name becomes that of the system."""
-    if isinstance(result, list | tuple):
+    if isinstance(result, list | tuple) and not isinstance(result, Comparisons):
         return [read for each in result for read in _read(each, given)]
     if isinstance(result, Mapping) and not isinstance(result, Evaluation):
         return [read for name, each in result.items() for read in _read(each, str(name))]

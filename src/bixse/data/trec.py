@@ -122,7 +122,8 @@ def qrels_rows(path: Path, errors: InvalidFileError, several: bool = False) -> I
     count = 0
     for number, line, _ in text_lines(path, errors):
         if is_beir is None:
-            is_beir = is_qrels_header(line)
+            names = (field.strip().lower().replace("_", "-") for field in line.split("\t"))
+            is_beir = tuple(names) == QRELS_HEADER
             if is_beir:
                 continue
             if len(line.split()) != len(_TREC_COLUMNS):
@@ -168,11 +169,6 @@ def one_grade(
         got = f"{grade:g} where row {before} has {known:g} for query {pair[0]!r}, document {pair[1]!r}"
         errors.add(row, "score", got, "one grade per pair", "keep one of the two rows")
     return known == grade
-
-
-def is_qrels_header(line: str) -> bool:
-    """Return True for the header of BEIR's qrels, in any case and with - or _."""
-    return tuple(field.strip().lower().replace("_", "-") for field in line.split("\t")) == QRELS_HEADER
 
 
 def write_qrels(path: str | Path, qrels: Qrels) -> None:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from bixse.data.corpus import (
     Corpus,
-    CorpusCheck,
     Document,
     JudgedCorpus,
     MissingDocuments,
@@ -72,6 +71,16 @@ def collection_task(
     judged, joined = check_qrels(judgements, qrels, texts, corpus.missing, missing_documents == "drop")
     joined += warn_of(judgements, *corpus.twins)
     queries = {query_id: texts[query_id] for query_id in judged}
+    warnings = [
+        *warn_of_empty(corpus.empty, corpus.count),
+        *_warn_of_grades(judged, min_relevant_grade),
+        *_warn_of_self_matches(queries, corpus.named_as_queries, exclude_self),
+    ]
+    if corpus.quoted:
+        warnings.append(
+            f"{len(corpus.quoted):,} of {len(queries):,} queries occur word for word in a relevant document: likely "
+            "leakage, or queries that ask for a known document; figures on them say little about other queries"
+        )
     return Task(
         name,
         lambda: ((name, each.content) for name, each in documents.items()),
@@ -85,25 +94,9 @@ def collection_task(
             "split": split,
             "missing_documents": missing_documents,
         },
-        warnings=tuple(_warn_of_collection(corpus, queries, judged, min_relevant_grade, exclude_self)),
+        warnings=tuple(warnings),
         joined=tuple(joined),
     )
-
-
-def _warn_of_collection(
-    corpus: CorpusCheck,
-    queries: Mapping[str, str],
-    qrels: Qrels,
-    min_relevant_grade: float,
-    exclude_self: bool,
-) -> list[str]:
-    """Warn of documents without text, low grades, and queries that are documents."""
-    return [
-        *warn_of_empty(corpus.empty, corpus.count),
-        *_warn_of_grades(qrels, min_relevant_grade),
-        *_warn_of_self_matches(queries, corpus.named_as_queries, exclude_self),
-        *_warn_of_quoted(len(corpus.quoted), len(queries)),
-    ]
 
 
 def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:
@@ -147,11 +140,3 @@ def _warn_of_self_matches(
         f"{len(same):,} queries are documents too, with the same id and the same text ({same[0]!r}), and will find "
         f"themselves; fix: --exclude-self removes the document with the query's id from the answers{accident}"
     ]
-
-
-def _warn_of_quoted(quoted: int, queries: int) -> list[str]:
-    warning = (
-        f"{quoted:,} of {queries:,} queries occur word for word in a relevant document: likely leakage, or queries "
-        "that ask for a known document; figures on them say little about other queries"
-    )
-    return [warning] if quoted else []

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -35,8 +35,7 @@ RESULTS_FILE = "results.json"
 COLUMNS = ("95 % interval", "p", "p (Holm)", "better / worse", "verdict")
 
 
-@dataclass(frozen=True)
-class Comparisons(Sequence[TestedDifference], Table):
+class Comparisons(Table, tuple[TestedDifference, ...]):
     """The differences of pairs of systems; each verdict is for one pair alone, p (Holm) corrects for all pairs.
 
     Example:
@@ -46,28 +45,16 @@ class Comparisons(Sequence[TestedDifference], Table):
         ('no difference', 0.0, 1.0)
     """
 
-    pairs: tuple[TestedDifference, ...] = ()
-
-    @overload
-    def __getitem__(self, index: int) -> TestedDifference: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[TestedDifference, ...]: ...
-    def __getitem__(self, index: int | slice) -> TestedDifference | tuple[TestedDifference, ...]:
-        return self.pairs[index]
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
     @property
     def verdict(self) -> Verdict:
         """The verdict of the only pair."""
         if len(self) != 1:
             raise InputError(f"verdict: got {len(self)} pairs; expected one; fix: read it of each: comparisons[0]")
-        return self.pairs[0].verdict
+        return self[0].verdict
 
     def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
-        metric = metric_title(self.pairs[0].metric) if self.pairs else ""
-        rows = [[f"{pair.system} − {pair.baseline}", *difference_cells(pair)] for pair in self.pairs]
+        metric = metric_title(self[0].metric) if self else ""
+        rows = [[f"{pair.system} − {pair.baseline}", *difference_cells(pair)] for pair in self]
         return ["difference", metric, *COLUMNS], rows
 
     def text(self) -> str:
@@ -76,7 +63,7 @@ class Comparisons(Sequence[TestedDifference], Table):
         several = f" {pairs} pairs are compared: each verdict is for one pair alone, p (Holm) corrects for all pairs."
         end = several if pairs > 1 else ""
         how = "Intervals: Student's t, widened for skewed differences, over queries within tasks; "
-        shown = any(pair.difference.low is not None for pair in self.pairs)
+        shown = any(pair.difference.low is not None for pair in self)
         return f"{self}\n\n{how if shown else ''}p: randomisation test.{end}"
 
 
@@ -163,10 +150,10 @@ def compare_systems(
     pairs = [_compare(a, b, metric, values[a], values[b], group_of or {}) for a, b in names]
     p_values = holm([pair.randomisation_p for pair in pairs])
     by_task = iter(holm([task.randomisation_p for pair in pairs for task in pair.tasks]))
-    return Comparisons(tuple(
+    return Comparisons(
         replace(pair, holm_p=p_value, tasks=tuple(replace(task, holm_p=next(by_task)) for task in pair.tasks))
         for pair, p_value in zip(pairs, p_values, strict=True)
-    ))  # fmt: skip
+    )
 
 
 def _compare(

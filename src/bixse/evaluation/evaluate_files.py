@@ -75,7 +75,10 @@ def evaluate_query_sets(
     """Return name of the query set -> `evaluate`, the corpus encoded once; several sets get subfolders of `out`."""
     if out is None:
         return evaluate_task(system, task, progress=progress)
-    record = open_evaluation(system, task, out)
+    scoring = {"exclude_self": task.exclude_self, "min_relevant_grade": task.min_relevant_grade}
+    config = {**system.settings, **task.settings, **scoring}
+    paths = ("collection", "rerank", *model_path_settings(system.settings.get("model", "")))
+    record = open_run(out, "evaluate", config, {**task.inputs, **system.inputs}, paths)
     reused = record.status == "finished"
     doubts = system.check_answers(task, refuse=not reused)
     if reused:
@@ -93,14 +96,6 @@ def evaluate_query_sets(
     if not (reused and all(file.is_file() for file in files)):
         _write(record, system, task, results, seconds)
     return results
-
-
-def open_evaluation(system: System, task: Task, out: Path) -> Run:
-    """Return the record of a new, interrupted or finished evaluation; nothing is written yet."""
-    scoring = {"exclude_self": task.exclude_self, "min_relevant_grade": task.min_relevant_grade}
-    config = {**system.settings, **task.settings, **scoring}
-    paths = ("collection", "rerank", *model_path_settings(system.settings.get("model", "")))
-    return open_run(out, "evaluate", config, {**task.inputs, **system.inputs}, paths)
 
 
 def _write(record: Run, system: System, task: Task, results: Mapping[str, Evaluation], seconds: float) -> None:

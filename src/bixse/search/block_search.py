@@ -54,10 +54,6 @@ class _Search:
         for start in range(0, len(self.best.queries), tasks.QUERIES_PER_BLOCK):
             yield self.best.result(slice(start, start + tasks.QUERIES_PER_BLOCK))
 
-    def restore(self, keys: NDArray[np.int64], seen: NDArray[np.int64]) -> None:
-        self.best.keys = torch.from_numpy(keys).to(self.best.keys.device).reshape(len(self.query_set.queries), -1)
-        self.best.seen = int(seen)
-
 
 class _Reranking:
     def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32]) -> None:
@@ -134,8 +130,9 @@ def _restore(path: Path, searches: list[_Search]) -> int:
         return 0
     try:
         with np.load(path) as content:
-            for n, search in enumerate(searches):
-                search.restore(content[f"keys {n}"], content[f"seen {n}"])
+            for n, best in enumerate(search.best for search in searches):
+                keys = torch.from_numpy(content[f"keys {n}"]).to(best.keys.device)
+                best.keys, best.seen = keys.reshape(len(best.queries), -1), int(content[f"seen {n}"])
             return int(content["done"])
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, BadZipFile) as error:
         raise InputError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +15,13 @@ from bixse.data.corpus import Document, JudgedCorpus, check_folder, warn_of_empt
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.relevance import DEPTH
-from bixse.search.hits import Hit, Match, checked_limits, hits_of
+from bixse.search.hits import Hit, checked_limits, hits_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.progress import ProgressBars
     from bixse.search.store import EmbeddingStore
-
-
-def matches_in(items: Sequence[tuple[str, Document]], rows: NDArray[Any], scores: NDArray[Any]) -> list[list[Match]]:
-    """Return the documents of (Q, k) positions in a corpus, with their cosines."""
-    return [
-        [(items[row][0], cosine, items[row][1]) for row, cosine in zip(*line, strict=True)]
-        for line in zip(rows.tolist(), scores.tolist(), strict=True)
-    ]
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,7 @@ def search_collection(
                 hit.document_id, hit.cosine, hit.title
     """
     from bixse.encoders.encode import encode_texts  # here and below: a wrong query or path needs no torch
-    from bixse.search.exact import exact_search
+    from bixse.search.exact import exact_search, to_run
     from bixse.search.store import EmbeddingStore
 
     check_folder(Path(collection))
@@ -74,10 +66,9 @@ def search_collection(
     least = checked_limits(encoder.head, str(model), [query], top, threshold, at_precision)
     store = EmbeddingStore(encoder, cache)
     documents = encode_corpus(store, corpus, progress)
-    scores, rows = exact_search(encode_texts(encoder, [query], "query"), documents, top)
-    items = list(corpus.items())
-    hits = hits_of(matches_in(items, rows, scores)[0], encoder.head, least)
-    empty = [name for name, document in items if not document.content]
+    run = to_run([""], list(corpus), *exact_search(encode_texts(encoder, [query], "query"), documents, top))
+    hits = hits_of(((name, cosine, corpus[name]) for name, cosine in run[""].items()), encoder.head, least)
+    empty = [name for name, document in corpus.items() if not document.content]
     return CollectionAnswer(hits, [*warn_of_empty(empty, len(corpus)), *store.warnings()])
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import cached_property
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from bixse.data.joined import Unjoined, check_joined
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from bixse.relevance import Qrels, Ranking
 
 Answers: TypeAlias = "Iterator[tuple[str, Ranking]]"
@@ -59,9 +64,15 @@ class Task:
     is_part: bool = False
     """True if the task has only a part of its corpus: a run of the complete corpus names other documents too."""
 
+    @cached_property
+    def id_hashes(self) -> NDArray[np.int64]:
+        """Hashes of all document ids: 8 bytes per document, read once for all run files."""
+        return np.fromiter((hash(name) for name, _ in self.documents()), np.int64)
+
     def known(self, names: AbstractSet[str]) -> set[str]:
-        """Return the names that are documents of the corpus, which is read once more."""
-        return {name for name, _ in self.documents() if name in names}
+        """Return the names that are documents of the corpus."""
+        hashes = np.fromiter(map(hash, names), np.int64, len(names))
+        return set(compress(names, np.isin(hashes, self.id_hashes)))
 
     def check_known(self, label: str, run: Ranking) -> None:
         """Raise InvalidFileError for documents of a run that the corpus lacks."""

@@ -21,9 +21,9 @@ from bixse.index.search import open_index
 from bixse.index.vector_store import is_stored
 from bixse.relevance import ranked
 from bixse.search.bm25 import BM25, BM25_NAME
-from bixse.search.exact import exact_search, home_of
+from bixse.search.exact import exact_search, home_of, to_run
 from bixse.search.hits import Hit, check_queries, hits_of
-from bixse.search.search_collection import encode_corpus, matches_in
+from bixse.search.search_collection import encode_corpus
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
@@ -92,12 +92,12 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
             return best_of(run[query_id], top)
 
         return Searcher(name, "run", look_up)
-    model, items = build_encoder(name), list(corpus.items())
+    model, ids = build_encoder(name), list(corpus)
     embeddings = encode_corpus(EmbeddingStore(model), corpus, progress)
     documents = torch.from_numpy(embeddings).to(home_of(embeddings.nbytes))
 
     def search(text: str, query_id: str | None, top: int) -> list[Hit]:
-        scores, rows = exact_search(encode_texts(model, [text], "query"), documents, top)
-        return hits_of(matches_in(items, rows, scores)[0], model.head, None)
+        run = to_run([""], ids, *exact_search(encode_texts(model, [text], "query"), documents, top))
+        return hits_of(((name, cosine, corpus[name]) for name, cosine in run[""].items()), model.head, None)
 
     return Searcher(name, "model", search, model)
