@@ -11,7 +11,7 @@ from bixse.cli.overwrite import overwritten
 from bixse.data.run import finished_runs, open_run
 from bixse.data.trec import write_run
 from bixse.errors import InputError, OutputExistsError
-from bixse.evaluation.compare_evaluations import compare_systems, evaluate_systems
+from bixse.evaluation.compare_evaluations import compare_tasks, evaluate_systems
 from bixse.evaluation.open_system import open_system
 from bixse.evaluation.statistics import holm, paired_difference, randomisation_test
 from helpers.toy import save_toy
@@ -23,6 +23,18 @@ def values(seed, shift=0.0, tasks=(40, 15)):
         f"task{number}": {f"q{query}": min(1.0, max(0.0, draw.random() + shift)) for query in range(count)}
         for number, count in enumerate(tasks)
     }
+
+
+def compare_systems(systems, groups=(), baseline=None):
+    """Compare values: system -> task -> query -> nDCG@10."""
+    scores = {
+        system: {
+            task: bixse.Evaluation(task, {}, {"ndcg@10": by_query}, {}, 0.0, group=dict(groups).get(task, task))
+            for task, by_query in tasks.items()
+        }
+        for system, tasks in systems.items()
+    }
+    return compare_tasks(scores, baseline)
 
 
 def test_systems_with_other_queries_are_refused():

@@ -11,9 +11,9 @@ import pyarrow as pa
 from pydantic import BeforeValidator, Field, model_validator
 
 from bixse.data.collection_folder import joined_collection, read_folder
-from bixse.data.corpus import JudgedCorpus, MissingDocuments, by_id, refuse_all_empty, warn_of_empty
+from bixse.data.corpus import JudgedCorpus, MissingDocuments
 from bixse.data.draws import check_shares, split_queries
-from bixse.data.given import check_columns, check_texts, read_given
+from bixse.data.given import check_columns, read_given
 from bixse.data.run import open_run
 from bixse.data.trec import write_qrels
 from bixse.errors import InputError
@@ -60,16 +60,9 @@ class Collection(JudgedCorpus):
             >>> Collection.of(documents, {"q1": "copy a folder"}, labels).qrels["test"]
             {'q1': {'d1': 3.0, 'd2': 0.0}}
         """
-        given = read_given(documents, queries, labels, columns or {})
-        held = by_id(given.queries, given.documents, given.labels, split, "documents, queries, labels")
-        texts = {name: document.text for name, document in held.corpus.items()}
-        warnings = [*given.notes, *check_texts(texts, held.queries), *check_texts(held.queries, texts, "queries")]
-        empty = [name for name, document in held.corpus.items() if not document.content]
-        refuse_all_empty(Path("documents"), len(held.corpus), len(empty))
-        warnings += warn_of_empty(empty, len(held.corpus))
+        given = read_given(documents, queries, labels, columns or {}, split)
         where = Path(labels) if isinstance(labels, str | Path) else Path("labels")
-        made = cls(held.name, held.corpus, held.queries, held.qrels, tuple(warnings))
-        return joined_collection(made, {split: where}, missing_documents)
+        return cls(**vars(joined_collection(given, {split: where}, missing_documents)))
 
     def split(self, *, seed: int = 0, **shares: float) -> Collection:
         """Divide the judged queries into splits, for example train, dev and test, by a hash of their normalised texts.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from bixse.data.corpus import (
     Document,
@@ -24,8 +24,6 @@ from bixse.data.trec import read_qrels
 
 if TYPE_CHECKING:
     from bixse.relevance import Qrels
-
-Judged = TypeVar("Judged", bound=JudgedCorpus)
 
 
 def read_folder(
@@ -47,8 +45,8 @@ def read_corpus(path: Path) -> dict[str, Document]:
 
 
 def joined_collection(
-    collection: Judged, files: Mapping[str, Path], missing_documents: MissingDocuments = "refuse"
-) -> Judged:
+    collection: JudgedCorpus, files: Mapping[str, Path], missing_documents: MissingDocuments = "refuse"
+) -> JudgedCorpus:
     """Return a collection with the judgements that count and warnings; see `bixse.load_collection` for what is refused.
 
     `files` are the names of the splits in messages.

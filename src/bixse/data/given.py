@@ -8,11 +8,11 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
-from bixse.data.corpus import DOCUMENT_COLUMNS, QUERY_COLUMNS
+from bixse.data.corpus import DOCUMENT_COLUMNS, QUERY_COLUMNS, JudgedCorpus, by_id, refuse_all_empty, warn_of_empty
 from bixse.data.joined import MOST_UNJOINED, Unjoined, warn_of
 from bixse.data.trec import one_grade, read_qrels
 from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
@@ -42,20 +42,11 @@ SHORT = 40
 """Maximum length of a text without white space that looks like an id or a code."""
 
 
-class GivenParts(NamedTuple):
-    """The parts of a collection, by id."""
+def read_given(documents: Any, queries: Any, labels: Any, columns: Mapping[str, str], split: str) -> JudgedCorpus:
+    """Read the parts of a collection in any form; dictionaries by id stay as they are, and `split` names the labels.
 
-    documents: Mapping[str, Any]
-    queries: Mapping[str, str]
-    labels: Mapping[str, Mapping[str, float]] | None
-    notes: list[str]
-    """Guessed columns and files that were left out."""
-
-
-def read_given(documents: Any, queries: Any, labels: Any, columns: Mapping[str, str]) -> GivenParts:
-    """Read the parts of a collection in any form; dictionaries by id stay as they are.
-
-    Raise InputError for a form, column or file that cannot be used, and InvalidFileError for all wrong rows of a file.
+    Warnings name guessed columns and files that were left out. Raise InputError for a form, column or file that cannot
+    be used, and InvalidFileError for all wrong rows of a file.
     """
     check_columns(columns)
     notes: list[str] = []
@@ -69,7 +60,12 @@ def read_given(documents: Any, queries: Any, labels: Any, columns: Mapping[str, 
         queries = dict(zip(rows["id"], rows["text"], strict=True))
     if not (labels is None or isinstance(labels, Mapping)):
         labels = _read_labels(labels, columns, notes)
-    return GivenParts(documents, queries, labels, notes)
+    held = by_id(queries, documents, labels, split, "documents, queries, labels")
+    bodies = {name: document.text for name, document in held.corpus.items()}
+    notes += [*check_texts(bodies, held.queries), *check_texts(held.queries, bodies, "queries")]
+    empty = [name for name, document in held.corpus.items() if not document.content]
+    refuse_all_empty(Path("documents"), len(bodies), len(empty))
+    return replace(held, warnings=(*notes, *warn_of_empty(empty, len(bodies))))
 
 
 def check_columns(columns: Mapping[str, str]) -> None:

@@ -39,8 +39,8 @@ class Comparisons(Table, tuple[TestedDifference, ...]):
     """The differences of pairs of systems; each verdict is for one pair alone, p (Holm) corrects for all pairs.
 
     Example:
-        >>> from bixse.evaluation.compare_evaluations import compare_systems
-        >>> pairs = compare_systems({name: {"toy": {"q1": 0.1, "q2": 0.5}} for name in ("a", "b")})
+        >>> base = Evaluation("toy", {"ndcg@10": 0.3}, {"ndcg@10": {"q1": 0.1, "q2": 0.5}}, {}, 0.0)
+        >>> pairs = compare({"a": base, "b": base})
         >>> pairs.verdict, pairs[0].difference.mean, pairs[0].holm_p
         ('no difference', 0.0, 1.0)
     """
@@ -127,7 +127,10 @@ def compare_tasks(
     metric: str = PRIMARY_METRIC,
     grouped: bool = True,
 ) -> Comparisons:
-    """Return `compare_systems` of system -> task -> evaluation; with `grouped`, tasks of a group count as one task."""
+    """Compare every pair of systems (system -> task -> evaluation), or each with a baseline, on the same queries.
+
+    With `grouped`, the tasks of a group count as one task.
+    """
     every = [each for tasks in scores.values() for each in tasks.values()]
     if lacking := [each for each in every if metric not in each.by_query]:
         raise InputError(
@@ -135,19 +138,9 @@ def compare_tasks(
         )
     values = {name: {task: each.by_query[metric] for task, each in tasks.items()} for name, tasks in scores.items()}
     groups = {task: each.group for tasks in scores.values() for task, each in tasks.items() if grouped}
-    return compare_systems(values, groups, baseline, metric)
-
-
-def compare_systems(
-    values: Mapping[str, Values],
-    group_of: Mapping[str, str] | None = None,
-    baseline: str | None = None,
-    metric: str = PRIMARY_METRIC,
-) -> Comparisons:
-    """Compare every pair of systems, or each with a baseline, on the same queries; tasks of a group count as one."""
     # each task has the scatter of its own queries: the intervals cover the choice of queries, not the choice of tasks
     names = combinations(values, 2) if baseline is None else ((name, baseline) for name in values if name != baseline)
-    pairs = [_compare(a, b, metric, values[a], values[b], group_of or {}) for a, b in names]
+    pairs = [_compare(a, b, metric, values[a], values[b], groups) for a, b in names]
     p_values = holm([pair.randomisation_p for pair in pairs])
     by_task = iter(holm([task.randomisation_p for pair in pairs for task in pair.tasks]))
     return Comparisons(
