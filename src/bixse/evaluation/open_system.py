@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.relevance import Ranking
-    from bixse.search.tasks import Answers, Report, Task
+    from bixse.search.tasks import CountStep, RunBlocks, Task
 
 SystemSource: TypeAlias = "str | Path | SentenceTransformer | Ranking | Callable[[str], Any] | System"
 RUN_NAME = "run.trec"
@@ -70,7 +70,7 @@ class RunFileSystem(System):
         """The name of the file, and the first digits of its hash."""
         return f"{'-'.join(self.path.stem.split())}-{self.inputs['run'][:HASH_DIGITS]}"
 
-    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: Report = None) -> Answers:
+    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: CountStep = None) -> RunBlocks:
         run, _ = self._read
         for query_set in task.query_sets:
             if run and not any(query in run for query in query_set.queries):

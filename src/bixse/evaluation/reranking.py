@@ -23,7 +23,7 @@ from bixse.relevance import ranked
 if TYPE_CHECKING:
     from bixse.encoders.scorers import Scorer
     from bixse.relevance import Ranking
-    from bixse.search.tasks import Answers, Report, Task
+    from bixse.search.tasks import CountStep, RunBlocks, Task
 
 
 class RerankedSystem(System):
@@ -84,7 +84,7 @@ class RerankedSystem(System):
     def check_answers(self, task: Task, refuse: bool) -> list[str]:
         return self.first.check_answers(task, refuse)
 
-    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: Report = None) -> Answers:
+    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: CountStep = None) -> RunBlocks:
         if self._loaded is None:
             self._loaded = load_scorer(self.source)
         runs = self.first.search(task, max(depth, self.depth), partial, progress)

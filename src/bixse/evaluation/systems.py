@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.relevance import Ranking
-    from bixse.search.tasks import Answers, Report, Task
+    from bixse.search.tasks import CountStep, RunBlocks, Task
 
 HASH_DIGITS = 8
 MOST_CACHED = 1_000_000
@@ -79,7 +79,7 @@ class System:
         return []
 
     def search(
-        self, task: Task, depth: int, partial: Path | None = None, progress: Report = None
+        self, task: Task, depth: int, partial: Path | None = None, progress: CountStep = None
     ) -> dict[str, Ranking]:
         """Return name of each query set -> run, all of `answers` in memory."""
         runs: dict[str, dict[str, Mapping[str, float]]] = {part.name: {} for part in task.query_sets}
@@ -87,7 +87,7 @@ class System:
             runs[name].update(run)
         return dict(runs)
 
-    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: Report = None) -> Answers:
+    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: CountStep = None) -> RunBlocks:
         """Yield query set and run of one block of queries after the other; arguments as for `search_blocks`."""
         raise NotImplementedError
 
@@ -185,7 +185,7 @@ class EncoderSystem(System):
         with self._instructed(instructions):
             prompt_for(self.encoder, "query")
 
-    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: Report = None) -> Answers:
+    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: CountStep = None) -> RunBlocks:
         from bixse.search.block_search import search_blocks  # not at the top: BM25 and run files need no torch
         from bixse.search.store import EmbeddingStore
 
@@ -212,7 +212,7 @@ class Bm25System(System):
     label = BM25_NAME
     why_unanswered = "no document shares a word with them (words end at white space and signs, as in English)"
 
-    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: Report = None) -> Answers:
+    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: CountStep = None) -> RunBlocks:
         corpus = dict(task.documents())
         indexes: dict[frozenset[str], BM25] = {}
         for query_set in task.query_sets:
@@ -242,7 +242,7 @@ class FunctionSystem(System):
         """Return the name of the function, which counts as its content."""
         return {"function": self.label}
 
-    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: Report = None) -> Answers:
+    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: CountStep = None) -> RunBlocks:
         """Ask the function once per query; raise InputError for other answers, and for ids that the corpus lacks."""
         for query_set in task.query_sets:
             for queries in query_blocks(query_set.queries):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from bixse.encoders.head import RelevanceHead
     from bixse.progress import ProgressBars
-    from bixse.search.tasks import Answers, Report, Task
+    from bixse.search.tasks import CountStep, RunBlocks, Task
 
 
 Texts: TypeAlias = list[str] | tuple[str, ...]
@@ -269,7 +269,7 @@ class IndexSystem(System):
             )
         return []
 
-    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: Report = None) -> Answers:
+    def answers(self, task: Task, depth: int, partial: Path | None = None, progress: CountStep = None) -> RunBlocks:
         self.prompts_hash = prompts_hash(self.opened.model)
         self.notes = [f"{self.label}: {warning}" for warning in self.opened.warnings]
         for query_set in task.query_sets:

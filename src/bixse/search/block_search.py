@@ -22,7 +22,7 @@ from bixse.search.tasks import best_of, query_blocks
 
 if TYPE_CHECKING:
     from bixse.search.store import EmbeddingStore
-    from bixse.search.tasks import Answers, QuerySet, Report, Task
+    from bixse.search.tasks import CountStep, QuerySet, RunBlocks, Task
 
 SAVE_SECONDS = 60.0
 """Minimum seconds between two writes of the partial result; a write follows a block."""
@@ -74,8 +74,8 @@ class _Reranking:
 
 
 def search_blocks(
-    store: EmbeddingStore, task: Task, depth: int, partial: Path | None = None, progress: Report = None
-) -> Answers:
+    store: EmbeddingStore, task: Task, depth: int, partial: Path | None = None, progress: CountStep = None
+) -> RunBlocks:
     """Yield the name of a query set and the run of a block of its queries, when the corpus has been read once.
 
     `partial` is a file for the best documents so far: a killed search continues after the last written block, with the

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from bixse.relevance import Qrels, Ranking
 
-Answers: TypeAlias = "Iterator[tuple[str, Ranking]]"
+RunBlocks: TypeAlias = "Iterator[tuple[str, Ranking]]"
 """The name of a query set and the run of a block of its queries, one block after the other."""
-Report: TypeAlias = Callable[[int], None] | None
+CountStep: TypeAlias = Callable[[int], None] | None
 """A function that gets the number of documents since its last call, or None."""
 QUERIES_PER_BLOCK = 4096
 """Number of queries whose answers are dictionaries at once; an index is read once per block."""
