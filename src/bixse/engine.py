@@ -23,14 +23,11 @@ from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar, ca
 from pydantic import Field, model_validator
 
 from bixse.errors import BixseError, InputError
-from bixse.files.files import write_atomically
 from bixse.machine import cores, launched_number
 from bixse.settings import Flag, Settings
 
 Shard = TypeVar("Shard")
 Result = TypeVar("Result")
-MARK = ".complete"
-"""Suffix of the file name of a completion marker, after the name of its output."""
 
 
 class Job(ABC, Generic[Shard, Result]):
@@ -61,31 +58,12 @@ class Job(ABC, Generic[Shard, Result]):
         """Return the output file of a shard; None for a shard without output, which is done on every request."""
         return None
 
-    def fingerprint(self) -> str:
-        """Return a hash of all that the outputs depend on; outputs with another hash are made again.
-
-        "" is for outputs whose path differs with all that: if they exist they are complete.
-        """
-        return ""
-
     def is_complete(self, shard: Shard) -> bool:
-        """Return True if the output exists, and has the completion marker of this job."""
-        output, fingerprint = self.output(shard), self.fingerprint()
-        try:  # a network disk may refuse any of this for a moment: then the shard is done again
-            if output is None or not output.exists():
-                return False
-            return not fingerprint or _mark_of(output).read_bytes() == fingerprint.encode()
-        except OSError:
-            return False
-
-    def mark(self, shard: Shard) -> None:
-        output, fingerprint = self.output(shard), self.fingerprint()
-        if output is not None and fingerprint:
-            write_atomically(_mark_of(output), fingerprint)
-
-
-def _mark_of(output: Path) -> Path:
-    return output.with_name(f"{output.name}{MARK}")
+        """Return True if the output exists. Its path must differ with all that it depends on, or override this."""
+        output = self.output(shard)
+        with suppress(OSError):  # a network disk may refuse it for a moment: then the shard is done again
+            return output is not None and output.exists()
+        return False
 
 
 @dataclass(frozen=True)
@@ -101,16 +79,14 @@ class Ended(Generic[Shard, Result]):
 
 
 def attempt(job: Job[Shard, Result], shard: Shard, state: Any) -> Ended[Shard, Result]:
-    """Try a shard in this process, and mark it complete if it succeeds."""
+    """Try a shard in this process."""
     try:
-        result = job.run(shard, state)
-        job.mark(shard)
+        return Ended(shard, job.run(shard, state))
     except BixseError:  # a full disk or a wrong setting would fail every shard
         raise
     except Exception as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())
         return Ended(shard, error=message[:500])
-    return Ended(shard, result)
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")

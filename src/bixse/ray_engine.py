@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from importlib import import_module, metadata
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 class RayEngine(Engine):
     """An engine whose processes are actors of Ray. Ray assigns machines, cores and GPUs to them.
 
-    Without an address Ray starts on this machine alone, and ends with `map`. With an address, or in a program that is
-    connected to Ray, the cluster stays as it is. A process has one GPU if the cluster has any, and the cores of the
+    Without an address Ray starts on this machine alone, and ends with the shards. With an address, or in a program that
+    is connected to Ray, the cluster stays as it is. A process has one GPU if the cluster has any, and the cores of the
     cluster are divided among the processes. `processes` None means as many as fit. An InputError refuses a machine
     with another version of bixse, or one that does not see the folder of the outputs.
     """
@@ -59,38 +59,28 @@ class RayEngine(Engine):
         if address is not None:
             self.processes = processes or 0  # 0: as many as fit the cluster, which is not known yet
 
-    def map(
-        self,
-        job: Job[Shard, Result],
-        shards: Iterable[Shard],
-        state: Any = None,
-        wanted: Callable[[Shard], bool] = lambda shard: True,
-    ) -> Iterator[Ended[Shard, Result]]:
-        connected = self._ray.is_initialized()
-        try:
-            yield from super().map(job, shards, state, wanted)
-        finally:
-            if not connected:
-                self._ray.shutdown()  # ends Ray on this machine; leaves a cluster as it is
-
     def _attempts(
         self, job: Job[Shard, Result], shards: Iterator[Shard], state: Any, processes: int
     ) -> Iterator[Ended[Shard, Result]]:
         first = list(islice(shards, 1))
         if not first:  # no cluster is needed
             return
-        self._connect()
-        threads, resources, number = self._room()
-        output = job.output(first[0])
-        folder = output and next(path for path in output.absolute().parents if path.is_dir())
-        with NamedTemporaryFile(prefix=".shared-", dir=folder) if folder else nullcontext() as file:
-            begin = [self._ray.put(job)], metadata.version("bixse"), threads, str(Path.cwd()), file and file.name
-            try:
+        connected = self._ray.is_initialized()
+        try:
+            self._connect()
+            threads, resources, number = self._room()
+            output = job.output(first[0])
+            folder = output and next(path for path in output.absolute().parents if path.is_dir())
+            with NamedTemporaryFile(prefix=".shared-", dir=folder) if folder else nullcontext() as file:
+                begin = [self._ray.put(job)], metadata.version("bixse"), threads, str(Path.cwd()), file and file.name
                 yield from spread(
                     chain(first, shards), lambda slot: RayWorker(self._ray, resources, begin), processes or number
                 )
-            except self._ray.exceptions.RayTaskError as error:
-                raise error.cause from None
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        finally:
+            if not connected:
+                self._ray.shutdown()  # ends Ray on this machine; leaves a cluster as it is
 
     def _connect(self) -> None:
         ray = self._ray

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from bixse.engine import MARK, Engine, EngineSettings, rank_of
+from bixse.engine import Engine, EngineSettings, rank_of
 from bixse.errors import ConfigError, IncompleteError, InputError, StorageError
 from bixse.index import index_files
 from bixse.index.index_files import Manifest
@@ -105,7 +105,6 @@ def test_second_call_does_the_failed_and_the_missing_shards_alone(folder, expect
     assert [outcomes.pop(shard).error for shard in (3, 4)] == [f"RuntimeError: shard {n} is bad" for n in (3, 4)]
     assert {shard: ended.result for shard, ended in outcomes.items()} == {n: 2 * n + 1 for n in (0, 1, 2, 5)}
     assert [logged(folder, "run").count(str(shard)) for shard in range(6)] == [1, 1, 1, 2, 2, 1]
-    assert not (folder / "out" / f"3.sum{MARK}").exists()
     (folder / "out" / "5.sum").unlink()
     known = {ended.shard: ended.known for ended in engine().map(Numbers(folder), range(6))}
     assert known == {0: True, 1: True, 2: True, 3: False, 4: False, 5: False}
@@ -119,17 +118,6 @@ def test_killed_process_loses_its_own_shard_alone(folder, engine):
     assert "died" in outcomes.pop(1).error
     assert {shard: ended.result for shard, ended in outcomes.items()} == {n: 2 * n + 1 for n in (0, 2, 3, 4, 5)}
     assert [logged(folder, "run").count(str(shard)) for shard in range(6)] == [1, 2, 2, 1, 1, 1]
-
-
-@engines
-def test_outputs_of_another_job_are_made_again(folder, engine):
-    list(Engine(1).map(Numbers(folder), range(3)))
-    outcomes = list(engine().map(Numbers(folder, factor=10), range(3)))
-    assert [(ended.result, ended.known) for ended in sorted(outcomes, key=lambda ended: ended.shard)] == [
-        (10, False),
-        (30, False),
-        (50, False),
-    ]
 
 
 def test_single_process_is_this_process_and_does_shards_on_demand(folder):

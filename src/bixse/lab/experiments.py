@@ -319,9 +319,6 @@ class RunJob(Job["ArmRun", RunResult]):
         result = load_result(shard, self.folder)
         return result is not None and result.is_final
 
-    def mark(self, shard: ArmRun) -> None:
-        """Write nothing: the result file is the completion marker."""
-
 
 def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -> RunResult:
     """Do one run and write its result to its folder. An exception of a library fails this run alone."""
