@@ -17,7 +17,7 @@ from bixse.judging.rubrics import PromptVariant, load_rubric
 from bixse.relevance import GradeScale
 from bixse.ui.pages import rubric
 from bixse.ui.pages.compare import TwoSystems
-from bixse.ui.rubric_versions import LONGEST_COMPARED, changed_words
+from bixse.ui.pages.rubric import LONGEST_COMPARED, changed_words
 from bixse.ui.searcher import open_searcher
 from helpers.chat_server import planted
 from helpers.command import call

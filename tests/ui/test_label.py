@@ -22,7 +22,7 @@ from bixse.relevance import GradeScale
 from bixse.ui.label_log import LabelEvent, open_labels
 from bixse.ui.label_plan import LabelPlan, inclusion_probabilities
 from bixse.ui.pages.label import marked
-from bixse.ui.rubric_versions import levels_of
+from bixse.ui.pages.rubric import levels_of
 from bixse.ui.serve import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace

@@ -18,8 +18,7 @@ import pandas as pd
 from bixse.audit.agreement import nearest_level
 from bixse.errors import InputError, shorten
 from bixse.ui.label_log import LabelEvent
-from bixse.ui.pages.rubric import has_judge
-from bixse.ui.rubric_versions import current_rubric, levels_of
+from bixse.ui.pages.rubric import current_rubric, has_judge, levels_of
 from bixse.ui.workspace import Page, Visit, Workspace
 
 if TYPE_CHECKING:
