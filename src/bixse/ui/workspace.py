@@ -202,11 +202,6 @@ class Visit:
     def person(self) -> str:
         return self.session.person
 
-    def number(self, name: str) -> int:
-        """A whole number of the address, or 0."""
-        text = self.query.get(name, "")
-        return int(text) if text.isdecimal() and len(text) < 10 else 0
-
     def real(self, name: str) -> float | None:
         """A finite number of the form or the address, or None."""
         try:

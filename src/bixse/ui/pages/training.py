@@ -223,12 +223,12 @@ def _located(folder: Path, files: Sequence[Path]) -> list[Path]:
 def batch(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The batch that the address names and an entry of it, counted from 1."""
     batches = workspace.once(TrainBatches)
-    job = batches.start(visit.number("epoch") - 1, visit.number("batch") - 1)
+    epoch, number, row, column = (int(visit.real(name) or 0) for name in ("epoch", "batch", "row", "column"))
+    job = batches.start(epoch - 1, number - 1)
     if job.error and not job.is_running:  # this page shows the error, and the next look begins anew
         batches.jobs.cache_clear()
     job.check()
     matrix: BatchMatrix = job.result
-    row, column = visit.number("row"), visit.number("column")
     rows, columns = matrix.known.shape
     is_shown = 1 <= row <= rows and 1 <= column <= columns
     entry = _entry_of(matrix, row - 1, column - 1) if is_shown else None
