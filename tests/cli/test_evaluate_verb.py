@@ -149,7 +149,7 @@ def test_few_labels_refuse_systems_that_search_and_labels_of_other_pairs(tmp_pat
     (other := tmp_path / "other.txt").write_text("q0 0 nowhere 1\nq1 0 nowhere 3\n")
     for system, human, words, message in (
         ("bm25", HUMAN, [], "expected a run file"),
-        (BM25, HUMAN, ["--collection", tmp_path], "a collection with --grades"),
+        (BM25, HUMAN, ["--collection", tmp_path], "got collection for --grades"),
         (BM25, other, ["--scale", 0, 3], "graded"),
     ):
         with pytest.raises(InputError, match=message):

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 RERANK_DEPTH = 100
 OF_FEW_LABELS = ("grades", "human", "scale")
 OF_A_GATE = ("fail_if_worse_than", "by")
-OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents", "rerank",
-                   "rerank_depth", *OF_FEW_LABELS, *OF_A_GATE)  # fmt: skip
 OF_A_SUITE = ("data", "tasks", "download")
+OF_A_SEARCH = ("collection", "rerank", "rerank_depth", *OF_A_GATE)
+OF_A_COLLECTION = (*OF_A_SEARCH, "split", "min_relevant_grade", "exclude_self", "missing_documents", *OF_FEW_LABELS)
 
 
 class EvaluateSettings(EncodingSettings):
@@ -91,38 +91,32 @@ class EvaluateSettings(EncodingSettings):
     def _fit_together(self) -> Self:
         if self.task is not None and self.model == ("bm25",):
             raise ValueError("got a task for bm25, which takes no instructions; expected none; fix: leave the task out")
-        if self.suite == LOCAL:
-            self._refuse(OF_A_SUITE, "collection alone", "leave it out, or name a suite")
-            given = [f"--{name}" for name in OF_FEW_LABELS if getattr(self, name) is not None]
-            if self.rerank is None and self.rerank_depth != RERANK_DEPTH:
-                raise ValueError("got rerank_depth without rerank; expected both; fix: give --rerank DIR")
-            unread = [name for name in ("dimensions", "max_length", "exact") if getattr(self, name)]
-            if self.grades is not None and unread:
-                raise ValueError(f"got {unread[0]} and grades; expected one of them: run files embed no text; "
-                                 f"fix: leave {unread[0]} out")  # fmt: skip
-            if self.rerank is not None and self.grades is not None:
-                raise ValueError("got rerank and grades; expected one of them; fix: rerank a model, and no run file")
-            if given and not (self.grades and self.human):
+        if self.suite != LOCAL:
+            self._refuse(OF_A_COLLECTION, f"suite {self.suite}", "data alone: the tasks of a suite have their own")
+            return self
+        self._refuse(OF_A_SUITE, f"suite {LOCAL}", "collection alone, or the name of a suite")
+        if given := [f"--{name}" for name in OF_FEW_LABELS if getattr(self, name) is not None]:
+            searching = (*OF_A_SEARCH, "dimensions", "max_length", "exact")
+            self._refuse(searching, ", ".join(given), "run files, which embed no text")
+            if self.grades is None or self.human is None:
                 raise ValueError(f"got {', '.join(given)} alone; expected --grades and --human; fix: give both")
-            if (self.collection is None) == (self.grades is None):
-                got = "no collection" if self.grades is None else "a collection with --grades"
-                raise ValueError(f"got {got}; expected one of them, or another suite; fix: name its folder, or the "
-                                 "grades and run files alone")  # fmt: skip
-            gates = [f"--{name.replace('_', '-')}" for name in OF_A_GATE if getattr(self, name)]
-            systems = len(self.model) * len(self.dimensions or (None,)) * (1 if self.rerank is None else 2)
-            if gates and (self.fail_if_worse_than is None or self.grades is not None or systems > 1):
-                raise ValueError(f"got {', '.join(gates)}, {systems} models or dimensions, and "
-                                 f"{'--grades' if self.grades else 'a collection'}; expected --fail-if-worse-than for "
-                                 "one model on a collection; fix: evaluate the others without it")  # fmt: skip
-        else:
-            self._refuse(OF_A_COLLECTION, "data alone: the tasks of a suite have their own", "leave it out")
+        elif self.collection is None:
+            raise ValueError("got no collection; expected one, or another suite; fix: name its folder, or the grades "
+                             "and run files alone")  # fmt: skip
+        if self.rerank is None and self.rerank_depth != RERANK_DEPTH:
+            raise ValueError("got rerank_depth without rerank; expected both; fix: give --rerank DIR")
+        gates = [f"--{name.replace('_', '-')}" for name in OF_A_GATE if getattr(self, name)]
+        systems = len(self.model) * len(self.dimensions or (None,)) * (1 if self.rerank is None else 2)
+        if gates and (self.fail_if_worse_than is None or systems > 1):
+            raise ValueError(f"got {', '.join(gates)} and {systems} models or dimensions; expected "
+                             "--fail-if-worse-than for one model; fix: evaluate the others without it")  # fmt: skip
         return self
 
-    def _refuse(self, names: tuple[str, ...], expected: str, fix: str) -> None:
+    def _refuse(self, names: Sequence[str], where: str, expected: str) -> None:
         fields = type(self).model_fields
         given = [name for name in names if getattr(self, name) != fields[name].default]
         if given:
-            raise ValueError(f"got {', '.join(given)} for suite {self.suite}; expected {expected}; fix: {fix}")
+            raise ValueError(f"got {', '.join(given)} for {where}; expected {expected}; fix: leave it out")
 
 
 def run(settings: EvaluateSettings, options: Options) -> CommandResult:
