@@ -38,7 +38,7 @@ from bixse.rendering.schema import (
     training_curve,
 )
 from bixse.rendering.table import format_number
-from bixse.rendering.wording import format_interval, format_verdict, metric_title
+from bixse.rendering.wording import format_threshold, format_verdict, metric_title
 from bixse.results import VERDICT_IN_A_SENTENCE, Comparison, Difference
 from bixse.search.tasks import Task
 from bixse.training.dev_evaluation import dev_figures
@@ -308,13 +308,13 @@ def query_changes(before: Evaluation, after: Evaluation, task: Task | None) -> l
     shown = {*gains[:SHOWN_CHANGES], *losses[-SHOWN_CHANGES:]} if before.run and after.run else set[str]()
     best = {name: [ranked(each.run.get(name, {}))[:SHOWN_DOCUMENTS] for each in (before, after)] for name in shown}
     wanted = {document for lists in best.values() for each in lists for document in each}
-    texts = {name: text for name, text in task.documents() if name in wanted} if task and wanted else {}
+    documents = task.documents() if task and wanted else ()
+    texts = {n: text[:SHOWN_LETTERS] + " …" * (len(text) > SHOWN_LETTERS) for n, text in documents if n in wanted}
     queries, qrels = (task.query_sets[0].queries, task.query_sets[0].qrels) if task else ({}, {})
 
-    def document(query: str, name: str) -> RankedDocument:
-        text = texts.get(name, "")
-        cut = text[:SHOWN_LETTERS] + " …" * (len(text) > SHOWN_LETTERS)
-        return RankedDocument(document_id=name, text=cut, grade=qrels.get(query, {}).get(name))
+    def ranking(query: str, side: int) -> list[RankedDocument]:
+        judged, names = qrels.get(query, {}), best[query][side] if query in best else []
+        return [RankedDocument(document_id=n, text=texts.get(n, ""), grade=judged.get(n)) for n in names]
 
     return [
         QueryChange(
@@ -322,12 +322,7 @@ def query_changes(before: Evaluation, after: Evaluation, task: Task | None) -> l
             query=queries.get(name, name),
             baseline_score=old[name],
             system_score=new[name],
-            rankings=(
-                [document(name, each) for each in best[name][0]],
-                [document(name, each) for each in best[name][1]],
-            )
-            if name in best
-            else ([], []),
+            rankings=(ranking(name, 0), ranking(name, 1)),
         )
         for name in new
     ]
@@ -444,23 +439,12 @@ def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
 @_fields.register(Calibration)
 @_fields.register(CalibrateResult)
 def _(result: Calibration | CalibrateResult, name: str) -> Fields:
-    rows = [
-        [
-            f"{point.wanted:g}" + " (not reached)" * (not point.is_reached),
-            f"{point.threshold:.4g}",
-            f"{format_number(point.precision)} {format_interval(*point.interval or (None, None))}",
-            format_number(point.recall),
-            str(point.pairs),
-        ]
-        for point in getattr(result, "points", ())
-    ]
     auc = [] if result.check.auc is None else [f"{result.check.auc} of one threshold for all queries."]
-    headers = ["Precision wanted", "Probability from", "Precision", "Recall", "Pairs"]
-    section = Section(title=f"{name}: thresholds on held-out pairs", lines=auc, headers=headers, rows=rows)
+    lines = [*auc, *(f"{format_threshold(point)}." for point in getattr(result, "points", ()))]
     return {
         "verdicts": [f"{name}: {result.check.finding}."],
         "calibrations": {f"{name}, {kind}": each for kind, each in result.check.reports.items()},
-        "sections": [section] if rows or auc else [],
+        "sections": [Section(title=f"{name}: thresholds on held-out pairs", lines=lines)] * bool(lines),
     }
 
 

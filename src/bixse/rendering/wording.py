@@ -1,10 +1,11 @@
-"""The figures of a measurement as text: differences, intervals, p-values, verdicts, histograms and CSV."""
+"""The figures of a measurement as text: differences, intervals, thresholds, verdicts, histograms and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bixse.rendering.table import finer, format_number
 from bixse.results import VERDICT_WORDS, Difference
@@ -45,6 +46,27 @@ def format_interval(low: float | None, high: float | None, signed: bool = False,
         return ""
     write = format_difference if signed else format_number
     return f"[{write(low, digits)}, {write(high, digits)}]"
+
+
+def format_threshold(point: Any, head: Any = None) -> str:
+    """An `OperatingPoint` with its precision and recall; with the `RelevanceHead` of scores, the cut is a score."""
+
+    def share(value: float, interval: tuple[float, float] | None) -> str:
+        return f"{value:.3f} {format_interval(*interval or (None, None))}".rstrip()
+
+    reached = "from" if point.is_reached else "not reachable; best is"
+    cut = f"probability {point.threshold:.4g}"
+    if head is not None and 0 < point.threshold < 1:
+        cut = f"score {head.cosine_at(point.threshold):.4f}"
+    line = f"precision {point.wanted:g}: {reached} {cut}{' on' * point.is_reached}"
+    if point.claimed is None:
+        figures = f"precision {share(point.precision, point.interval)}"
+        return f"{line} ({figures}, recall {point.recall:.3f}, {point.pairs} pairs of {point.queries} queries)"
+    return (
+        f"{line}; of search results of held-out queries above it {share(point.precision, point.interval)} is relevant, "
+        f"expected {share(point.claimed, point.claimed_interval)} from the other queries; "
+        f"recall {point.recall:.3f}, {point.pairs} results of {point.queries} queries"
+    )
 
 
 def format_p_value(value: float | None) -> str:

@@ -10,8 +10,6 @@ from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Out
 
 if TYPE_CHECKING:
     from bixse.calibration.calibrate_files import CalibrateResult
-    from bixse.calibration.calibrate_head import OperatingPoint
-    from bixse.encoders.head import RelevanceHead
     from bixse.rendering.table import Cell
     from bixse.results import CalibrationReport
 
@@ -47,7 +45,7 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
 
 def _text(result: CalibrateResult, settings: CalibrateSettings) -> str:
     from bixse.rendering.table import format_table
-    from bixse.rendering.wording import format_interval
+    from bixse.rendering.wording import format_interval, format_threshold
 
     after, of_scores = result.check.calibrated, settings.scores is not None
     weighted = ", weighted to the corpus" if settings.collection is not None else ""
@@ -57,7 +55,7 @@ def _text(result: CalibrateResult, settings: CalibrateSettings) -> str:
     held_out = f"{after.pairs} pairs of {after.queries} held-out queries"
     cuts = [[f"{cut.probability:.4g}", f"{cut.cosine:.4f}", f"{cut.precision or '–'}"] for cut in result.cuts]
     table = format_table(cuts, ["probability", f"cut at {'score' if of_scores else 'cosine'}", "of precision"])
-    thresholds = ["\n".join(_point_line(point, result.head if of_scores else None) for point in result.points)]
+    thresholds = ["\n".join(format_threshold(point, result.head if of_scores else None) for point in result.points)]
     thresholds += [table] if cuts else []
     parts = [
         *(thresholds if of_scores else []),  # first, as the cut is what scores are calibrated for
@@ -93,28 +91,6 @@ def _figures(report: CalibrationReport) -> list[str]:
     intervals = (report.brier_interval, report.brier_few), (report.ece_interval, report.ece_few)
     ends = [format_interval(*interval, digits=digits) or few for interval, few in intervals]
     return [brier, ends[0], ece, ends[1], constant]
-
-
-def _point_line(point: OperatingPoint, head: RelevanceHead | None) -> str:
-    """Describe a threshold; with the head of scores, by the score that has its probability."""
-    from bixse.rendering.wording import format_interval
-
-    def share(value: float, interval: tuple[float, float] | None) -> str:
-        return f"{value:.3f} {format_interval(*interval or (None, None))}"
-
-    reached = "from" if point.is_reached else "not reachable; best is"
-    cut = f"probability {point.threshold:.4g}"
-    if head is not None and 0 < point.threshold < 1:
-        cut = f"score {head.cosine_at(point.threshold):.4f}"
-    line = f"precision {point.wanted:g}: {reached} {cut}{' on' * point.is_reached}"
-    if point.claimed is None:
-        figures = f"precision {share(point.precision, point.interval)}"
-        return f"{line} ({figures}, recall {point.recall:.3f}, {point.pairs} pairs of {point.queries} queries)"
-    return (
-        f"{line}; of search results of held-out queries above it {share(point.precision, point.interval)} is relevant, "
-        f"expected {share(point.claimed, point.claimed_interval)} from the other queries; "
-        f"recall {point.recall:.3f}, {point.pairs} results of {point.queries} queries"
-    )
 
 
 OUT = "Folder for the calibrated model and a reliability diagram. Without it, the head in the model folder is replaced."
