@@ -55,17 +55,14 @@ VERBS = {
     "report": ("evaluate:REPORT", "make one page of finished runs: verdicts, queries side by side, plots"),
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on judged queries"),
     "adapt": ("adapt", "learn a small map of query vectors, for an index whose model cannot be trained"),
-    "index": ("index", "make a search index of a collection"),
-    "search": ("search", "search a collection, with probabilities of relevance"),
+    "index": ("search:INDEX", "make a search index of a collection"),
+    "search": ("search:SEARCH", "search a collection, with probabilities of relevance"),
     "export": ("export:EXPORT", "write a model for ONNX Runtime or OpenVINO, with a proof that it embeds as before"),
     "push": ("export:PUSH", "send a model to the Hugging Face hub, with a card made from its run"),
     "ui": ("ui", "open pages in the browser: label pairs, see where judge and people differ, edit the rubric"),
     "doctor": ("doctor", "check this machine, or a model's folder for servers"),
 }
 """Verb -> (module in `bixse.cli.verbs`, with the `Verb`'s name unless it is `VERB`, and one line of help)."""
-
-SHARING_VERBS = ("train",)
-"""Verbs that split their work over several processes."""
 
 OVERWRITE = (
     "Name of the --out folder, without the folders above it, to delete it before the work if it is a run of bixse. "
@@ -215,7 +212,7 @@ def _run(words: Sequence[str]) -> CommandResult:
 
         # a verb that cannot split its work over several processes is refused
         classes = [verb.settings, *filter(None, map(section_of, verb.settings.model_fields.values()))]
-        if name not in SHARING_VERBS and not any(issubclass(kind, PlaceSettings) for kind in classes):
+        if name != "train" and not any(issubclass(kind, PlaceSettings) for kind in classes):
             raise InputError(
                 f"bixse {name}: got {world_size()} processes; expected one; fix: start it without the launcher (only "
                 "`bixse train` and verbs with `--engine ranks` use several processes)"

@@ -1,4 +1,4 @@
-"""`bixse search`: the best documents of an index or a collection, with probabilities of relevance."""
+"""`bixse index`: a search index of a collection. `bixse search`: the best documents of one, with probabilities."""
 
 from __future__ import annotations
 
@@ -6,24 +6,69 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bixse.cli.checks import check_corpus_file, check_model
-from bixse.cli.verb import CommandResult, Options, Output, Verb
+from bixse.cli.verb import CommandResult, Options, Output, Verb, waits
 from bixse.errors import InputError, InvalidFileError, printable
+from bixse.index.index_settings import IndexSettings
 from bixse.progress import progress_bar
 from bixse.search.retrieval_settings import STDIN, SearchSettings
+from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from bixse.index.search import SearchIndex
     from bixse.search.hits import Hit
 
+
+class IndexOptions(Options):
+    """The database that the index is written to."""
+
+    to: Annotated[str | None, Flag(metavar="STORE")] = None
+    """Write the index to a vector database too: lancedb:PATH/TABLE or qdrant:URL/COLLECTION."""
+
+
+def run_index(settings: IndexSettings, options: IndexOptions) -> CommandResult:
+    """Make an index."""
+    from bixse.index.make_index import export_index, make_index
+    from bixse.index.vector_store import connect
+
+    if options.to is not None:  # refuses an unusable database before anything is encoded
+        if settings.engine == "ranks":
+            raise InputError("--to: got it with engine ranks; expected one process; fix: give the same command again, "
+                             "without --engine, when all ranks have ended")  # fmt: skip
+        connect(options.to).close()
+    report = make_index(settings, options.folder, progress_bar)
+    metrics = {"documents": report.manifest.documents, "encoder": report.manifest.encoder.model_dump(),
+               "seconds": report.seconds, "encoded": report.encoded, "reused": report.reused}  # fmt: skip
+    if report.waiting:
+        return waits(report.waiting, report.warnings, **metrics)
+    documents, encoder = report.manifest.documents, report.manifest.encoder
+    lines = [
+        "this index is there already: nothing was done" if report.reused else
+        f"indexed {documents:,} documents in {report.seconds:.1f} s; {report.encoded:,} texts were encoded",
+        f"model: {encoder.name}, {encoder.dimensions} dimensions",
+        f'search it: bixse search {options.folder} "a query"',
+    ]  # fmt: skip
+    artifacts = {"index": str(options.folder)}
+    if options.to is not None:
+        metrics["written"] = export_index(options.folder, options.to, progress_bar)
+        artifacts["store"] = options.to
+        lines.append(f"wrote {metrics['written']:,} of {documents:,} documents to {options.to}")
+    return CommandResult("\n".join(lines), metrics, artifacts, list(report.warnings))
+
+
+MADE = Output("Folder of the index. After a change of the corpus, only new texts are encoded.", "runs/index", "INDEX")
+INDEX = Verb(IndexSettings, IndexOptions, run_index, out=MADE, first=("model", "collection", "processes"))
+
+
 LIMITS = {"top", "threshold", "at_precision"}
 """Settings that limit the documents in an answer."""
 
 
-def run(settings: SearchSettings, options: Options) -> CommandResult:
+def run_search(settings: SearchSettings, options: Options) -> CommandResult:
     """Answer one query or many."""
     from bixse.index.vector_store import is_stored
     from bixse.search.hits import check_queries
@@ -79,7 +124,7 @@ def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
 
 def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> CommandResult:
     """Answer queries line by line, each at once, on the real standard output."""
-    out = sys.__stdout__ or sys.stdout  # the command redirects sys.stdout to standard error
+    out = sys.__stdout__ or sys.stdout
     answered = 0
     try:
         for query in _typed(f"{len(index):,} documents; one query per line, Ctrl-D ends"):
@@ -102,15 +147,10 @@ def _typed(greeting: str) -> Iterator[str]:
     person = sys.stdin.isatty()
     if person:
         sys.stderr.write(greeting + "\n")
-    while True:
-        if person:
-            sys.stderr.write("query> ")
-            sys.stderr.flush()
-        line = sys.stdin.readline()
-        if not line:
-            return
-        if line.strip():
-            yield line.strip()
+    with suppress(EOFError):
+        while True:
+            if line := input("query> " * person).strip():  # the command redirects sys.stdout to standard error
+                yield line
 
 
 def read_queries(path: Path) -> dict[str, str]:
@@ -158,4 +198,4 @@ def _hit_lines(hits: Iterable[Hit]) -> list[str]:
 
 OUT = Output("File for the answers of an index to --queries, as a TREC run.", metavar="FILE")
 FIRST = ("model", "query", "collection", "top", "threshold")
-VERB = Verb(SearchSettings, Options, run, out=OUT, first=FIRST)
+SEARCH = Verb(SearchSettings, Options, run_search, out=OUT, first=FIRST)
