@@ -122,11 +122,7 @@ class Settings(BaseModel, metaclass=_RaisesConfigError):
             >>> TrainConfig.of_options({"num_train_epochs": 1}, pairs="pairs.jsonl").optimizer.num_train_epochs
             1
         """
-        keys: dict[str, str] = {}
-        for name, field in cls.model_fields.items():
-            flag, section = flag_of(field), section_of(field)
-            if flag is not None and flag.flat and section is not None:
-                keys |= {inner: f"{name}.{inner}" for inner in section.model_fields}
+        keys = {key.rpartition(".")[2]: key for key in known_keys(cls) if _is_flat(cls, key)}
         values = {keys.get(name, name): value for name, value in options.items()}
         return cls._checked({}, values | settings, "settings", in_python=True)
 
@@ -153,7 +149,9 @@ class Settings(BaseModel, metaclass=_RaisesConfigError):
             return values
         changed = {}
         for name, field in cls.model_fields.items():
-            value, kinds = values.get(name), alternatives(field.annotation)
+            value, kinds = values.get(name), {field.annotation}
+            if get_origin(field.annotation) in (Union, types.UnionType):
+                kinds = set(get_args(field.annotation))
             if isinstance(value, (list, tuple)) and len(value) == 1 and kinds & {Path, str}:
                 changed[name] = value[0]
             elif (
@@ -221,27 +219,18 @@ def parse_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """A loader that builds every value completely, so that a value that contains itself is refused."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = True) -> dict[Hashable, Any]:
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
             seen: set[tuple[str, str]] = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode):
                     if (key.tag, key.value) in seen:
                         raise RepeatedKeyError(key.value, key.start_mark.line + 1)
                     seen.add((key.tag, key.value))
-            return super().construct_mapping(node, deep=deep)
+            return super().construct_mapping(node, deep)
 
-        def construct_whole_sequence(self, node: yaml.SequenceNode) -> list[Any]:
-            return self.construct_sequence(node, deep=True)
-
-    Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_mapping)
-    Loader.add_constructor("tag:yaml.org,2002:seq", Loader.construct_whole_sequence)
     loader = Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
+    loader.deep_construct = True  # each value is built completely: a value that contains itself is refused
+    return loader.get_single_data()
 
 
 def named_words(value: Any) -> Any:
@@ -284,11 +273,6 @@ def types_in(annotation: Any) -> list[Any]:
     if get_origin(annotation) in (Union, types.UnionType, tuple, list) or hasattr(annotation, "__metadata__"):
         return [kind for part in get_args(annotation) if part is not ... for kind in types_in(part)]
     return [annotation]
-
-
-def alternatives(annotation: Any) -> set[Any]:
-    """Return the members of a union, or the annotation itself if it is none."""
-    return set(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else {annotation}
 
 
 def flag_of(field: FieldInfo) -> Flag | None:
