@@ -151,15 +151,10 @@ def _set_torn_line_apart(path: Path) -> None:
     torn = content[end:]
     if not torn:
         return
-    is_complete = False
     with suppress(ValueError):
-        is_complete = isinstance(json.loads(torn), dict)
-    with storage_errors(path):
-        if is_complete:  # a file edited by hand, without a final newline
-            with path.open("ab") as file:
-                file.write(b"\n")
+        if isinstance(json.loads(torn), dict):
+            append_line(path, "")  # a file edited by hand, without a final newline
             return
-        with path.with_name(f"{path.name}.torn").open("ab") as file:
-            file.write(torn + b"\n")
-            os.fsync(file.fileno())
+    append_line(path.with_name(f"{path.name}.torn"), torn.decode(errors="replace"))
+    with storage_errors(path):
         os.truncate(path, end)

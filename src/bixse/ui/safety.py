@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import socket
-import threading
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,26 +75,21 @@ class Sessions:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._open: dict[str, Session] = {}
-        self._tokens: dict[str, None] = {}
-        self._lock = threading.Lock()
+        self._tokens: deque[str] = deque(maxlen=MOST_ADDRESSES)
 
     def new_token(self) -> str:
         """Make a token that admits one browser, once."""
-        token = secrets.token_urlsafe(24)
-        with self._lock:
-            self._tokens[token] = None
-            for old in list(self._tokens)[:-MOST_ADDRESSES]:
-                del self._tokens[old]
+        self._tokens.append(token := secrets.token_urlsafe(24))
         return token
 
     def enter(self, token: str) -> Session | None:
         """Return a new session, or None if the token is unknown or used."""
-        with self._lock:
-            if token not in self._tokens:
-                return None
-            del self._tokens[token]
-            name = secrets.token_urlsafe(32)
-            return self._open.setdefault(name, Session(name))
+        try:
+            self._tokens.remove(token)
+        except ValueError:
+            return None
+        name = secrets.token_urlsafe(32)
+        return self._open.setdefault(name, Session(name))
 
     def cookie_of(self, session: Session) -> str:
         content = f"{session.name}.{quote(session.person, safe='')}"

@@ -37,13 +37,12 @@ class Searcher:
 
     Args:
         name: name as given in the settings.
-        kind: "model", "index", "bm25" or "run".
         search: function of a query's text, its id in the collection and a number of documents.
-        model: encoder of a model or an index.
+        model: encoder of a model or an index, whose scores are cosines; None for BM25 and a run.
     """
 
-    def __init__(self, name: str, kind: str, search: Callable[[str, str | None, int], list[Hit]], model: Any = None):
-        self.name, self.kind, self.model = name, kind, model
+    def __init__(self, name: str, search: Callable[[str, str | None, int], list[Hit]], model: Any = None):
+        self.name, self.model = name, model
         self.head = getattr(model, "head", None)
         """The relevance head; None if scores are not probabilities."""
         self.judged: ScoredPairs | None = None
@@ -67,7 +66,7 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
     """Load a system, which searches `collection` unless it is an index; raise InputError or ModelError on failure."""
     if name != BM25_NAME and is_stored(name):
         index = open_index(name)
-        return Searcher(name, "index", lambda text, query_id, top: index.search(text, top), index.model)
+        return Searcher(name, lambda text, query_id, top: index.search(text, top), index.model)
     if collection is None:
         raise InputError(
             f"{name}: got a system without a collection; expected an index or a collection; fix: add --collection"
@@ -79,7 +78,7 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
 
     if name == BM25_NAME:
         bm25 = BM25(list(corpus), [document.content for document in corpus.values()])
-        return Searcher(name, "bm25", lambda text, query_id, top: best_of(bm25.search({"": text}, top)[""], top))
+        return Searcher(name, lambda text, query_id, top: best_of(bm25.search({"": text}, top)[""], top))
     if (path := run_file(Path(name))) is not None:
         run = read_run(path)
 
@@ -91,7 +90,7 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
                 )
             return best_of(run[query_id], top)
 
-        return Searcher(name, "run", look_up)
+        return Searcher(name, look_up)
     model, ids = build_encoder(name), list(corpus)
     embeddings = encode_corpus(EmbeddingStore(model), corpus, progress)
     documents = torch.from_numpy(embeddings).to(home_of(embeddings.nbytes))
@@ -100,4 +99,4 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
         run = to_run([""], ids, *exact_search(encode_texts(model, [text], "query"), documents, top))
         return hits_of(((name, cosine, corpus[name]) for name, cosine in run[""].items()), model.head, None)
 
-    return Searcher(name, "model", search, model)
+    return Searcher(name, search, model)

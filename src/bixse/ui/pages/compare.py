@@ -14,6 +14,7 @@ from bixse.data.collection import Collection, load_collection
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import BixseError, InputError, shorten
 from bixse.evaluation.metrics import evaluate_run
+from bixse.index.vector_store import is_stored
 from bixse.rendering.plots import reliability_diagram
 from bixse.ui.pages.label import event_of, grading_form
 from bixse.ui.ui_settings import SEED
@@ -228,8 +229,8 @@ def _commands(
     """The commands that find the same hits, and the commands that export the same threshold."""
     lines = []
     for searcher in searchers if text else ():
-        if searcher.kind in ("model", "index"):
-            where = ["--collection", str(workspace.settings.collection)] if searcher.kind == "model" else []
+        if searcher.model is not None:
+            where = [] if is_stored(searcher.name) else ["--collection", str(workspace.settings.collection)]
             least = ["--threshold", f"{probability:g}"] if searcher.head is not None else []
             lines.append(shlex.join(["bixse", "search", searcher.name, *where, text, "--top", str(top), *least]))
     for searcher in searchers:
