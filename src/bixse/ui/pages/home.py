@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,52 +17,34 @@ from bixse.ui.workspace import Page, Visit, Workspace, runs_below
 MOST_RUNS = 200  # maximum number of listed runs, and of listed reports
 
 
-@dataclass(frozen=True)
-class RunState:
-    """The state of one run folder; only a run of grading has more than the first five."""
-
-    name: str  # path below the root; "." for the root itself
-    folder: Path
-    command: str
-    status: str
-    written: str
-    answers: Mapping[str, int] | None = None  # status -> number of answers in the ledger, which other runs may share
-    pairs: int | None = None  # number of pairs to grade; None until the run stops or ends and records it
-    statuses: Mapping[str, int] = field(default_factory=dict)  # status -> number of pairs; empty until then
-    usd: float | None = None
-
-    @property
-    def left(self) -> int | None:
-        """Number of pairs without a grade: pending, or to be asked again."""
-        return None if self.pairs is None else self.pairs - self.statuses.get("graded", 0)
-
-    @property
-    def usd_to_come(self) -> float | None:
-        """The price of the remaining pairs, at the mean price of the pairs so far."""
-        asked = sum(self.statuses.values())
-        return None if self.usd is None or self.left is None or not asked else self.usd / asked * self.left
-
-
-def list_runs(root: Path) -> list[RunState]:
+def list_runs(root: Path) -> list[dict[str, Any]]:
     """The state of each run, the last written first; a damaged record is a status of its own."""
-    return sorted((_state(root, folder) for folder in runs_below(root)), key=lambda run: run.written, reverse=True)
+    return sorted((_state(root, folder) for folder in runs_below(root)), key=lambda run: run["written"], reverse=True)
 
 
-def _state(root: Path, folder: Path) -> RunState:
-    name = folder.relative_to(root).as_posix()
+def _state(root: Path, folder: Path) -> dict[str, Any]:
+    """The state of one run: its `name` is the path below the root; a run of grading alone has `answers` and prices."""
+    state: dict[str, Any] = {"name": folder.relative_to(root).as_posix(), "folder": folder}
+    state |= dict.fromkeys(("answers", "pairs", "left", "usd", "usd_to_come"))
     try:
         record = read_record(folder / RUN_FILE)
     except InputError:
-        return RunState(name, folder, "", "damaged record", "")
-    facts = (name, folder, record["command"], record["status"], str(record.get("written") or ""))
+        return state | {"command": "", "status": "damaged record", "written": ""}
+    state |= {"command": record["command"], "status": record["status"], "written": str(record.get("written") or "")}
     if record["command"] != "grade":
-        return RunState(*facts)
-    summary = record["results"].get("summary") or {}
-    answers: Mapping[str, int] = {}
-    with suppress(BixseError):
-        answers = answers_by_status(ledger_of(folder, record["results"]))
-    pairs = summary["pairs"] + summary["not_asked"] if {"pairs", "not_asked"} <= summary.keys() else None
-    return RunState(*facts, answers, pairs, summary.get("statuses") or {}, summary.get("usd"))
+        return state
+    state["answers"] = {}
+    with suppress(BixseError):  # the answers of the ledger, which other runs may share
+        state["answers"] = answers_by_status(ledger_of(folder, record["results"]))
+    summary = record["results"].get("summary") or {}  # empty until the run stops or ends
+    statuses, usd = summary.get("statuses") or {}, summary.get("usd")
+    state |= {"statuses": statuses, "usd": usd}
+    if {"pairs", "not_asked"} <= summary.keys():
+        state["pairs"] = summary["pairs"] + summary["not_asked"]
+        state["left"] = state["pairs"] - statuses.get("graded", 0)  # pending, or to be asked again
+        if usd is not None and (asked := sum(statuses.values())):  # at the mean price of the pairs so far
+            state["usd_to_come"] = usd / asked * state["left"]
+    return state
 
 
 def list_reports(root: Path) -> dict[str, Path]:
@@ -86,9 +66,9 @@ def home(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "reports": list_reports(workspace.run),
         "runs": states,
         "most_runs": MOST_RUNS,
-        "usd": sum(prices) if (prices := [run.usd for run in states if run.usd is not None]) else None,
-        "usd_to_come": sum(run.usd_to_come or 0 for run in states),
-        "commands": [shlex.join(["bixse", "ui", str(run.folder)]) for run in states if run.name != "."],
+        "usd": sum(prices) if (prices := [run["usd"] for run in states if run["usd"] is not None]) else None,
+        "usd_to_come": sum(run["usd_to_come"] or 0 for run in states),
+        "commands": [shlex.join(["bixse", "ui", str(run["folder"])]) for run in states if run["name"] != "."],
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -182,7 +181,9 @@ class TrainBatches:
         optimizer = config.optimizer
         with self._encoding:  # pairs and model are loaded once, and one batch is encoded at a time
             if self._pairs is None:
-                self._pairs = load_several(_located(self.folder, config.pair_files))
+                starts = [Path(), *self.folder.resolve().parents]  # training was started here, or above the run
+                candidates = [[start / file for start in starts] for file in config.pair_files]
+                self._pairs = load_several([next(filter(Path.exists, paths), paths[0]) for paths in candidates])
             if self._model is None and has_model and "kind" not in settings:  # other kinds have no cosines
                 job.begin("loading the model")
                 self._model = load_relevance_model(self.folder / MODEL_FOLDER)
@@ -212,12 +213,6 @@ class TrainBatches:
         job.begin("encoding the batch")
         cosines = encode_texts(self._model, queries, "query") @ encode_texts(self._model, documents, "document").T
         return np.asarray(self._model.head.probability(cosines.astype(np.float64)))
-
-
-def _located(folder: Path, files: Sequence[Path]) -> list[Path]:
-    """Find files that run.json names from where training was started: here, or in a folder above the run."""
-    starts = [Path(), *folder.resolve().parents]
-    return [next((start / file for start in starts if (start / file).exists()), file) for file in files]
 
 
 def batch(workspace: Workspace, visit: Visit) -> dict[str, Any]:
