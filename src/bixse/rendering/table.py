@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tabulate import tabulate
-
 from bixse.errors import printable
 
 if TYPE_CHECKING:
@@ -83,6 +81,8 @@ def format_markdown(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> s
 def _tabulated(
     rows: Sequence[Sequence[Cell]], headers: Sequence[str], layout: str, escape: Callable[[str], str] = str
 ) -> str:
+    from tabulate import tabulate  # here: its import takes as long as all else of the help of a verb
+
     texts = [[_text(entry) for entry in row] for row in rows]
     columns = zip(*texts, strict=True) if texts else [()] * len(headers)
     return tabulate(

@@ -6,14 +6,14 @@ from dataclasses import asdict
 
 from bixse.adapters.adapt_settings import AdaptSettings
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Options, Output, Verb
+from bixse.progress import progress_bar
+from bixse.rendering.wording import format_difference, format_interval, format_seconds, format_verdict
+from bixse.results import Difference
 
 
 def run(settings: AdaptSettings, options: Options) -> CommandResult:
     """Learn an adapter, and keep it only if it is better on dev."""
     from bixse.adapters.adapt import adapt
-    from bixse.progress import progress_bar
-    from bixse.rendering.wording import format_difference, format_interval, format_seconds, format_verdict
-    from bixse.results import Difference
 
     result = adapt(settings, options.folder, progress_bar)
     gain = Difference(**{name: value for name, value in result.gain.items() if name not in ("verdict", "few")})

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Output, Verb
+from bixse.progress import progress_bar
+from bixse.rendering.table import Cell, format_number, format_table
+from bixse.rendering.wording import format_interval, format_threshold
 
 if TYPE_CHECKING:
     from bixse.calibration.calibrate_files import CalibrateResult
-    from bixse.rendering.table import Cell
     from bixse.results import CalibrationReport
 
 
 def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult:
     """Fit on half of the queries and measure on the other half. Keep the calibration only if it helps there."""
     from bixse.calibration.calibrate_files import calibrate_into
-    from bixse.progress import progress_bar
 
     result = calibrate_into(settings, options.out, progress_bar)
     figures = {
@@ -44,9 +45,6 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
 
 
 def _text(result: CalibrateResult, settings: CalibrateSettings) -> str:
-    from bixse.rendering.table import format_table
-    from bixse.rendering.wording import format_interval, format_threshold
-
     after, of_scores = result.check.calibrated, settings.scores is not None
     weighted = ", weighted to the corpus" if settings.collection is not None else ""
     weighted += f", weighted to a mean relevance of {settings.prior:g}" if settings.prior is not None else ""
@@ -83,9 +81,6 @@ def _saved_line(result: CalibrateResult) -> str:
 
 
 def _figures(report: CalibrationReport) -> list[str]:
-    from bixse.rendering.table import format_number
-    from bixse.rendering.wording import format_interval
-
     digits = 3 if report.base_rate_brier >= 0.01 else 6  # if few pairs are relevant, Brier scores are small
     brier, ece, constant = (format_number(v, digits) for v in (report.brier, report.ece, report.base_rate_brier))
     intervals = (report.brier_interval, report.brier_few), (report.ece_interval, report.ece_few)

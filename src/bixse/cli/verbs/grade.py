@@ -14,6 +14,7 @@ from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Opt
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig, RankConfig
 from bixse.judging.rubrics import load_rubric
 from bixse.progress import progress_bar
+from bixse.rendering.table import format_table
 
 
 def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
@@ -119,7 +120,6 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     from bixse.evaluation.evaluate_files import evaluate
     from bixse.judging.grade import spending_of
     from bixse.lab.rank import GRADES, JudgeSystem
-    from bixse.rendering.table import format_table
 
     task = collection_task(config.collection, config.split, min_relevant_grade=config.min_relevant_grade)
     judge = config.open(spending_of(options.folder / GRADES, None, config.prices))

@@ -12,6 +12,8 @@ from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Opt
 from bixse.engine import PlaceSettings
 from bixse.lab.lab_config import QuickstartConfig, StudyConfig, SweepConfig, preset_names
 from bixse.progress import progress_bar
+from bixse.rendering.table import format_table
+from bixse.rendering.wording import format_difference
 
 if TYPE_CHECKING:
     from bixse.lab.sweep import SweepResult
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
 def run_quickstart(settings: QuickstartConfig, options: ComputingOptions) -> CommandResult:
     """Run the quick start and return the table, the verdict, the report's path and the next commands."""
     from bixse.lab.quickstart import quickstart
-    from bixse.rendering.table import format_table
-    from bixse.rendering.wording import format_difference
 
     result = quickstart(settings, options.folder, lambda line: sys.stderr.write(f"{line}\n"), progress_bar)
     report = result.report
@@ -79,7 +79,6 @@ def run_sweep(config: SweepConfig, options: Options) -> CommandResult:
 
 def _sweep_text(result: SweepResult) -> str:
     from bixse.lab.sweep import table_of
-    from bixse.rendering.table import format_table
 
     table = table_of(result.rows[:ROWS_SHOWN])
     columns = [name for name in table[0] if name not in FILE_ALONE]

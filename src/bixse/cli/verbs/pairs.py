@@ -15,6 +15,8 @@ from bixse.data.collection import CollectionSettings, make_collection
 from bixse.judging.open_judge import GenerateConfig
 from bixse.mining.mine_settings import MineConfig
 from bixse.progress import progress_bar
+from bixse.rendering.table import format_table
+from bixse.rendering.wording import format_histogram
 
 if TYPE_CHECKING:
     from bixse.converting.convert import ConvertResult
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 
 def run_collection(settings: CollectionSettings, options: Options) -> CommandResult:
     """Make a collection folder, and return its counts and the next commands."""
-    from bixse.rendering.table import format_table
-
     result, out = make_collection(settings, options.folder), options.folder
     lines = [f"{result.documents:,} documents, {result.queries:,} queries", ""]
     if result.splits:
@@ -77,8 +77,6 @@ def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
 
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
-    from bixse.rendering.wording import format_histogram
-
     graded = result.statuses.get("graded", 0)
     lines = [f"{result.judgements} judgements read, {graded} of them with a grade"]
     lines += [str(done) for done in result.transforms]

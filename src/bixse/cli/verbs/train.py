@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bixse.cli.verb import CommandResult, ComputingOptions, Options, Output, Verb
+from bixse.progress import size
+from bixse.rendering.wording import format_seconds
 from bixse.settings import paths_in
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.merge_config import MergeModelsConfig
@@ -51,8 +53,6 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
 
 
 def _plan(config: TrainConfig, out: Path) -> CommandResult:
-    from bixse.progress import size
-    from bixse.rendering.wording import format_seconds
     from bixse.training.dry_run import plan_training
 
     plan = plan_training(config, out)
