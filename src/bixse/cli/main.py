@@ -93,15 +93,6 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{self.prog}: {message}; fix: {next(iter(hints), f'see `{self.prog} --help`')}")
 
 
-class _Once(argparse.Action):
-    """Refuse a repeated flag, because argparse would take the last value."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if getattr(namespace, self.dest) is not None:
-            raise argparse.ArgumentError(self, f"got {getattr(namespace, self.dest)} and {values}; expected one")
-        setattr(namespace, self.dest, values)
-
-
 def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
     """Return the parser of one verb, for `parse_intermixed_args`."""
     summary = VERBS[name][1]
@@ -126,7 +117,7 @@ def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
             parser.add_argument("--overwrite", metavar="NAME", default=argparse.SUPPRESS, help=OVERWRITE)
     if verb.settings.model_fields:
         file_help = "YAML file of these settings. Flags override it."
-        parser.add_argument("--config", type=Path, metavar="FILE", action=_Once, help=file_help)
+        parser.add_argument("--config", type=Path, metavar="FILE", action="append", help=file_help)
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead of text.")
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an unexpected error.")
     return parser
@@ -145,7 +136,11 @@ def parse(words: Sequence[str]) -> tuple[str, Verb[Any, Any], argparse.Namespace
         raise InputError(f"bixse: got {name!r}; expected a verb; fix: {hint} See `bixse --help`")
     module, _, attribute = VERBS[name][0].partition(":")
     verb: Verb[Any, Any] = getattr(import_module(f"bixse.cli.verbs.{module}"), attribute or "VERB")
-    return name, verb, verb_parser(name, verb).parse_intermixed_args([*words[:start], *words[end:]])
+    parser = verb_parser(name, verb)
+    args = parser.parse_intermixed_args([*words[:start], *words[end:]])
+    if len(files := getattr(args, "config", None) or ()) > 1:
+        parser.error(f"argument --config: got {' and '.join(map(str, files))}; expected one")
+    return name, verb, args
 
 
 def _main_parser() -> argparse.ArgumentParser:

@@ -133,7 +133,7 @@ class Verb(Generic[SettingsType, OptionsType]):
         for name, answer in self.instead.items():
             if getattr(options, name):
                 return answer(options)
-        file = getattr(args, "config", None)
+        file = next(iter(getattr(args, "config", None) or ()), None)
         settings = settings_from(args, self.settings, file)
         settings = with_files_of_runs(settings)
         if options.report and options.out is None:

@@ -79,9 +79,9 @@ def page_environment(package: str = "bixse.rendering") -> Environment:
         difference=wording.format_difference,
         seconds=wording.format_seconds,
         p_value=wording.format_p_value,
-        percent=_percent,
+        percent=lambda share: "–" if share is None else f"{100 * share:.0f}\N{NO-BREAK SPACE}%",
         moment=_moment,
-        with_code=_with_code,
+        with_code=lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))),
     )
     environment.globals.update(
         interval=wording.format_interval,
@@ -109,14 +109,6 @@ def _evidence(difference: Difference) -> str:
     interval = wording.format_interval(difference.low, difference.high, signed=True)
     queries = f"{difference.queries} {'query' if difference.queries == 1 else 'queries'}"
     return f"{100 * difference.confidence:g}% interval {interval}, {p_value}{queries}"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
-
-
-def _with_code(text: str) -> Markup:
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _best_scores(data: ReportData) -> Mapping[str, str]:

@@ -18,11 +18,6 @@ Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surroga
 """Text; half a surrogate pair, which UTF-8 cannot encode, becomes the replacement character."""
 
 
-def _iso(text: str) -> str:
-    datetime.fromisoformat(text)
-    return text
-
-
 class _Plain(BaseModel):
     """A frozen model that JSON stores without loss."""
 
@@ -113,7 +108,7 @@ class ReportData(_Plain):
     """
 
     title: Text
-    created: Annotated[Text, AfterValidator(_iso)]
+    created: Annotated[Text, AfterValidator(lambda text: datetime.fromisoformat(text) and text)]
     """ISO 8601."""
     description: Text = ""
     verdicts: list[Text] = Field(default_factory=list)
