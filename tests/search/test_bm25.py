@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from bixse.errors import InputError
+from bixse.evaluation.systems import Bm25System
 from bixse.search import bm25
 from bixse.search.bm25 import BM25
+from bixse.search.tasks import QuerySet, Task
 
 TEXTS = {
     "d1": "the cat sat on a mat and the cat slept",
@@ -55,10 +57,12 @@ def test_ties_go_to_the_higher_document_id_also_at_the_cut(top_k):
     assert list(BM25(ids, ["same text"] * 4).search({"q": "text"}, top_k)["q"]) == ["d", "c", "b", "a"][:top_k]
 
 
-def test_self_matches_can_be_left_out_before_the_cut():
-    index = BM25(["a", "b"], ["copy files", "copy files fast"])
-    assert list(index.search({"a": "copy files"}, 1)["a"]) == ["a"]
-    assert list(index.search({"a": "copy files"}, 1, exclude_self=True)["a"]) == ["b"]
+@pytest.mark.parametrize(("exclude_self", "best"), [(False, "a"), (True, "b")])
+def test_self_matches_can_be_left_out_before_the_cut(exclude_self, best):
+    corpus = {"a": "copy files", "b": "copy files fast", "c": "copy some files fast"}
+    queries = QuerySet("test", {"a": "copy files"}, {})
+    run = Bm25System().search(Task("t", lambda: iter(corpus.items()), 3, (queries,), exclude_self), 1)["test"]
+    assert list(run["a"]) == [best]
 
 
 @pytest.mark.parametrize(

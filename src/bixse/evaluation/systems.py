@@ -222,7 +222,8 @@ class Bm25System(System):
             index, candidates = indexes[query_set.left_out], query_set.candidates
             for queries in query_blocks(query_set.queries):
                 if candidates is None:
-                    yield query_set.name, index.search(queries, depth, task.exclude_self)
+                    run = index.search(queries, depth + task.exclude_self)
+                    yield query_set.name, best_of(run, depth, frozenset(), task.exclude_self)
                     continue
                 scores = index.search(queries, len(index.document_ids))
                 yield query_set.name, {q: {d: scores[q].get(d, 0.0) for d in candidates.get(q, ())} for q in queries}

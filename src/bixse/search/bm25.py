@@ -46,10 +46,10 @@ class BM25:
             self._index = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
             self._index.index(tokens, show_progress=False)
 
-    def search(self, queries: Mapping[str, str], top_k: int, exclude_self: bool = False) -> dict[str, dict[str, float]]:
+    def search(self, queries: Mapping[str, str], top_k: int) -> dict[str, dict[str, float]]:
         """Return the `top_k` best documents per query (id -> text) that share a term with it, best first.
 
-        Equal scores are ordered by document id descending. `exclude_self` leaves out the document with the query's id.
+        Equal scores are ordered by document id descending.
         """
         if top_k < 1:
             raise InputError(f"top_k: got {top_k}; expected at least 1; fix: ask for at least one document")
@@ -59,8 +59,6 @@ class BM25:
                 results[query_id] = {}
                 continue
             scores = self._index.get_scores(tokens)
-            if exclude_self:
-                scores[self.document_ids == query_id] = 0.0
             candidates = np.flatnonzero(scores > 0)
             if len(candidates) > top_k:  # the tie rule is for all documents tied at the cut
                 cut = np.partition(scores[candidates], -top_k)[-top_k]
