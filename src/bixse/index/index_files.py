@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from bixse.data.corpus import Document
 from bixse.errors import InputError, first_fault
 from bixse.files.files import atomic_file, read_text, write_atomically
-from bixse.files.parquet import checked_file, open_table, reading, table_writer
+from bixse.files.parquet import checked_file, open_table, reading, row_batches, table_writer
 from bixse.files.run_folder import RUN_FILE
 
 if TYPE_CHECKING:
@@ -142,10 +142,8 @@ def write_texts(path: Path, documents: Iterable[tuple[str, Document]]) -> None:
 def read_texts(path: Path, start: int, number: int) -> list[str]:
     """Read the texts to encode of `number` documents, from document `start` on."""
     with open_table(path) as file:
-        size = file.metadata.row_group(0).num_rows
-        groups = range(start // size, min(file.num_row_groups, -(-(start + number) // size)))
-        table = file.read_row_groups(list(groups), columns=["title", "text"])
-    columns = table.slice(start % size, number).to_pydict()
+        batches = row_batches(file, ["title", "text"], GROUP_ROWS, range(start, start + number))
+        columns = pa.Table.from_batches([batch for _, batch in batches]).to_pydict()
     return [Document(*row).content for row in zip(columns["title"], columns["text"], strict=True)]
 
 

@@ -86,6 +86,3 @@ class LanceStore(VectorStore):
             line = answers[row.get("query_index", 0)]  # one query has no such column
             line.append((1 - row["_distance"], row["row"], row["id"], document))
         return answers
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""

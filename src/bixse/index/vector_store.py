@@ -65,8 +65,8 @@ class VectorStore(ABC):
     def best(self, queries: NDArray[np.float32], top: int, exact: bool, texts: bool) -> Answers:
         """Return the best documents of (Q, D) queries, in any order; an approximate search may find fewer."""
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027 (most databases hold no connection)
+        """Close the connection, if there is one."""
 
     def search(
         self, queries: NDArray[np.float32], top: int, exact: bool = False, texts: bool = True

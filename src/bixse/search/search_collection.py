@@ -96,9 +96,7 @@ class EncodedCollection:
         from bixse.search.exact import exact_search, to_run
 
         rows = self._rows(self.query_ids, query_ids)
-        return to_run(
-            list(query_ids), list(self.document_ids), *exact_search(self.queries[rows], self.documents, depth)
-        )
+        return to_run(query_ids, self.document_ids, *exact_search(self.queries[rows], self.documents, depth))
 
     def cosines(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
         """Return the cosine of each (query id, document id) pair, (M,) in [-1, 1]."""
