@@ -1,4 +1,4 @@
-"""Search a task with an encoder: the corpus is read once, in blocks, and the best documents so far are arrays."""
+"""Search a task with an encoder: its texts are read once, in blocks, and the ids of the hits at the end."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Reranking:
 def search_blocks(
     store: EmbeddingStore, task: Task, depth: int, partial: Path | None = None, progress: CountStep = None
 ) -> RunBlocks:
-    """Yield the name of a query set and the run of a block of its queries, when the corpus has been read once.
+    """Yield the name of a query set and the run of a block of its queries, when all texts are encoded.
 
     `partial` is a file for the best documents so far: a killed search continues after the last written block, with the
     same result. The caller removes the file at the end. `progress` gets the number of documents since its last call.
