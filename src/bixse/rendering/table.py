@@ -34,7 +34,7 @@ def format_table(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
         BM25          0.410
         tuned         0.500
     """
-    return _tabulated(rows, headers, "simple")
+    return _tabulated(headers, rows, "simple")
 
 
 class Table:
@@ -48,15 +48,13 @@ class Table:
         cls.__repr__ = Table.__repr__  # type: ignore[method-assign]  # a dataclass leaves the one that its class has
 
     def __str__(self) -> str:
-        headers, rows = self.cells()
-        return format_table(rows, headers)
+        return _tabulated(*self.cells(), "simple")
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        headers, rows = self.cells()
-        return _tabulated(rows, headers, "html")
+        return _tabulated(*self.cells(), "html")
 
     def to_pandas(self) -> pandas.DataFrame:
         import pandas
@@ -65,21 +63,19 @@ class Table:
         return pandas.DataFrame([list(row) for row in rows], columns=list(headers))
 
     def to_markdown(self) -> str:
-        headers, rows = self.cells()
-        return format_markdown(rows, headers)
+        return _tabulated(*self.cells(), "pipe", _markdown)
 
     def to_latex(self) -> str:
-        headers, rows = self.cells()
-        return _tabulated(rows, headers, "latex")
+        return _tabulated(*self.cells(), "latex")
 
 
 def format_markdown(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
     """The table of `format_table` in GitHub's Markdown; Markdown and HTML signs in the data are escaped."""
-    return _tabulated(rows, headers, "pipe", _markdown)
+    return _tabulated(headers, rows, "pipe", _markdown)
 
 
 def _tabulated(
-    rows: Sequence[Sequence[Cell]], headers: Sequence[str], layout: str, escape: Callable[[str], str] = str
+    headers: Sequence[str], rows: Sequence[Sequence[Cell]], layout: str, escape: Callable[[str], str] = str
 ) -> str:
     from tabulate import tabulate  # here: its import takes as long as all else of the help of a verb
 

@@ -96,10 +96,10 @@ class EvaluateSettings(EncodingSettings):
             return self
         self._refuse(OF_A_SUITE, f"suite {LOCAL}", "collection alone, or the name of a suite")
         if given := [f"--{name}" for name in OF_FEW_LABELS if getattr(self, name) is not None]:
-            searching = (*OF_A_SEARCH, "dimensions", "max_length", "exact")
-            self._refuse(searching, ", ".join(given), "run files, which embed no text")
             if self.grades is None or self.human is None:
                 raise ValueError(f"got {', '.join(given)} alone; expected --grades and --human; fix: give both")
+            searching = (*OF_A_SEARCH, "dimensions", "max_length", "exact")
+            self._refuse(searching, ", ".join(given), "run files, which embed no text")
         elif self.collection is None:
             raise ValueError("got no collection; expected one, or another suite; fix: name its folder, or the grades "
                              "and run files alone")  # fmt: skip
