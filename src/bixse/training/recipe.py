@@ -7,11 +7,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from sentence_transformers.util import batch_to_device
-from transformers import PrinterCallback, ProgressCallback, set_seed
+from transformers import PrinterCallback, set_seed
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from bixse.encoders.embedding import embed_features
@@ -251,6 +252,7 @@ def make_trainer(
 ) -> GradedTrainer:
     """Return the trainer of a run, with our own progress bar under `title` instead of the library's."""
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, parts.evaluator)
+    arguments.output_dir = gettempdir()  # the library makes this folder at once, and a refused command leaves none
     # a step cannot hold more queries than there are
     arguments.learning_rate = config.optimizer.scaled_learning_rate(len(inputs.pairs.groups()))
     kind = GradedTrainer
@@ -258,8 +260,8 @@ def make_trainer(
         from bixse.training.sharding import ShardedTrainer  # distributed checkpoints take a second to import
 
         kind = ShardedTrainer
-    with storage_errors(out):
-        trainer = kind(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
+    trainer = kind(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
+    trainer.args.output_dir = str(out / CHECKPOINT_FOLDER)
     trainer.diverged_file = out / DIVERGED_FILE
     trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]
     if is_main_process():
@@ -270,7 +272,6 @@ def make_trainer(
         if getattr(callback, "logging_dir", "") is None:  # otherwise its files would be deleted with the checkpoints
             callback.logging_dir = str(out / TENSORBOARD_FOLDER)
     trainer.remove_callback(PrinterCallback)
-    trainer.remove_callback(ProgressCallback)
     return trainer
 
 

@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from bixse.encoders.loading.build import (
     no_library_bars,
 )
 from bixse.encoders.loading.precision import use_precision
-from bixse.errors import BixseError, InterruptedRunError
+from bixse.errors import InterruptedRunError
 from bixse.files.files import alone_in, storage_errors, work_folder
 from bixse.rendering.table import Cell, Table
 from bixse.training.checks import check_space
@@ -162,7 +162,7 @@ def train_into(
             record.results["model_path"] = out / MODEL_FOLDER
             return record.result(TrainResult, lambda _: [])
         parts = make_parts(config, inputs)
-        with no_library_bars(), _refused_without_a_folder(out):
+        with no_library_bars():
             trainer = make_trainer(config, out, inputs, parts, title if progress else None)
             check_space(out, trainer)
             with _recorded(record, trainer, started):
@@ -189,18 +189,6 @@ def open_training(config: TrainConfig, out: Path, given: Sources | None = None) 
 
 
 @contextmanager
-def _refused_without_a_folder(out: Path) -> Iterator[None]:
-    """Remove the empty folders of a command that is refused: the trainer makes them before the checks end."""
-    try:
-        yield
-    except BixseError:
-        for folder in (out / CHECKPOINT_FOLDER, out):
-            with suppress(OSError):
-                folder.rmdir()
-        raise
-
-
-@contextmanager
 def _recorded(record: Run, trainer: GradedTrainer, started: float) -> Iterator[None]:
     """Lock the folder of a run, and record there how the block ends, both in the first process alone."""
     with ExitStack() as stack:
@@ -209,6 +197,7 @@ def _recorded(record: Run, trainer: GradedTrainer, started: float) -> Iterator[N
                 stack.enter_context(alone_in(record.folder))
         stack.enter_context(storage_errors(record.folder))
         if is_main_process():
+            record.saved = "the last checkpoint is kept"
             record.save("running")
             stack.enter_context(record.ending())
         try:
