@@ -33,7 +33,7 @@ def test_scores_without_queries_become_probabilities_with_a_threshold_and_a_curv
     cut = calibration.threshold(precision=0.9)
     assert repr(cut).startswith(f"{cut:.4g} (precision {cut.precision:.3f} [") and str(cut) == str(float(cut))
     assert isinstance(cut, float) and cut.precision >= 0.9 and cut.interval[0] < cut.precision <= 1
-    held, _ = calibration.pairs.held_out()
+    held, _ = calibration.pairs.held_out
     above = calibration.probability(scores)[held] >= cut
     assert cut.recall == pytest.approx(relevance[held][above].sum() / relevance[held].sum())
     observed, predicted = calibration.curve()

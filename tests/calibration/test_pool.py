@@ -8,8 +8,8 @@ import pytest
 
 from bixse import RelevanceModel, calibrate
 from bixse.calibration.calibrate_head import ScoredPairs, choose_thresholds, held_out_check
-from bixse.calibration.pool import draw_pool
 from bixse.calibration.reliability import auc
+from bixse.calibration.scored_pairs import draw_pool
 from bixse.data.collection import save_collection
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead
@@ -123,7 +123,7 @@ def test_the_claimed_precision_is_that_of_the_rankings_of_other_queries():
         pairs, _ = simulated(60, seed)
         head, (point,) = choose_thresholds(pairs.fit(slice(None), ""), pairs, [0.6])
         assert point.is_reached and point.claimed >= 0.6
-        held, ids = pairs.held_out()
+        held, ids = pairs.held_out
         above = (head.probability(pairs.cosines[held]) >= point.threshold) & pairs.is_result[held]
         assert point.precision == pytest.approx(pairs.relevance[held][above].mean())
         assert (point.pairs, point.queries) == (above.sum(), len(set(np.array(ids)[above])))

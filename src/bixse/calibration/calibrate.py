@@ -9,44 +9,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from bixse.calibration.calibrate_head import (
-    PLAIN_SCALE,
-    SAMPLING,
     HeldOutCheck,
     OperatingPoint,
     ScoredPairs,
     choose_thresholds,
     held_out_check,
-    pair_cosines,
 )
 from bixse.calibration.calibrate_settings import SPLIT
-from bixse.calibration.pool import score_pool
+from bixse.calibration.scored_pairs import checked_scores, score_judged
 from bixse.data.corpus import JudgedCorpus
 from bixse.data.pairs_files import as_pairs
-from bixse.encoders.head import RelevanceHead
-from bixse.encoders.lengths import check_lengths
 from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.loading.load_scorer import load_scorer
-from bixse.errors import BixseError, InputError, shorten
+from bixse.errors import BixseError, InputError
 from bixse.evaluation.collection_task import collection_task
 from bixse.progress import progress_bar
 from bixse.rendering.table import Cell, Table
 from bixse.rendering.wording import format_interval
-from bixse.search.tasks import Task
 
 if TYPE_CHECKING:
-    from bixse.data.graded_pairs import Pairs
-    from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.encoders.scorers import Scorer
-    from bixse.progress import ProgressBars
+    from bixse.encoders.head import RelevanceHead
     from bixse.results import Interval
 
 log = logging.getLogger(__name__)
-
-MOST_RELEVANT = 0.5
-"""Mean relevance above which pairs are no sample of search results."""
 
 
 class NotReachable(BixseError):  # noqa: N818 (the pairs are right, and so is the question)
@@ -198,70 +186,6 @@ def calibrate(
     return calibration
 
 
-def checked_scores(
-    scores: ArrayLike,
-    relevance: ArrayLike,
-    queries: Sequence[str] | None = None,
-    scored_by: str | None = None,
-    where: object = "scores",
-    **options: Any,
-) -> ScoredPairs:
-    """Check the (N,) scores of any model with their relevance in [0, 1]; `where` names the scores in errors.
-
-    `queries` has the query of each score; None counts each score as a query. `options` are further fields of
-    `ScoredPairs`.
-    """
-    values, labels = _numbers(where, scores), _numbers("relevance", relevance)
-    ids = [str(number) for number in range(len(values))] if queries is None else list(map(str, queries))
-    if not len(values) == len(labels) == len(ids):
-        raise InputError(
-            f"{where}: got {len(values)} scores, {len(labels)} relevances and {len(ids)} queries; expected one of each "
-            "per pair; fix: pass sequences of one length"
-        )
-    if not ((labels >= 0) & (labels <= 1)).all():
-        got = f"{labels.min():g} to {labels.max():g}"
-        raise InputError(f"relevance: got {got}; expected numbers in [0, 1]; fix: divide grades by the highest grade")
-    spread = float(values.std()) if len(values) else 0.0
-    if spread == 0:
-        differ = len(values) and np.ptp(values)
-        alike = f"the score {values[0]:g} for all {len(values)} rows" if len(values) else "none"
-        got = f"{len(values)} scores that differ by {differ:g}" if differ else alike
-        raise InputError(f"{where}: got {got}; expected scores that differ; fix: check the export, or rescale them")
-    # logits near 1 for scores of any size: BM25 reaches 40, a distance may be in thousands
-    new = RelevanceHead(1 / spread, -float(values.mean()) / spread, scored_by=scored_by)
-    facts = f"{len(values)} scores of {getattr(where, 'name', where)}"
-    return ScoredPairs(values, labels, tuple(ids), new=new, facts=facts, **options)
-
-
-def score_judged(
-    scorer: RelevanceModel | Scorer,
-    judged: Pairs | Task,
-    progress: ProgressBars | None = None,
-    cache: str | Path | None = None,
-    **options: Any,
-) -> ScoredPairs:
-    """Score graded pairs, or the pool of a collection's task, with a model of any kind.
-
-    For a collection it samples the documents of each query, since most collections judge relevant ones alone: see
-    `bixse.calibration.pool.draw_pool`. Documents without a judgement count as irrelevant. Relevance is the grade
-    divided by the highest grade of the split. `options` are further fields of `ScoredPairs`.
-    """
-    scale = PLAIN_SCALE if is_encoder(scorer) else 1.0  # a reranker gives logits
-    new = RelevanceHead(scale, 0.0, dimensions=getattr(scorer, "truncate_dim", None))
-    options = {"head": getattr(scorer, "head", None), "new": new, **options}
-    if isinstance(judged, Task):
-        return score_pool(scorer, judged, progress, cache, **options)
-    doubts, share = check_lengths(scorer, judged), float(judged.relevance.mean())
-    if options.get("prior") is None and share > MOST_RELEVANT:
-        doubts = [
-            *doubts,
-            f"a share of {share:.2f} of the pairs is relevant, and of a corpus far less: the probabilities are none of "
-            f"search results; use {SAMPLING}",
-        ]
-    options = {"facts": f"{len(judged)} pairs", "warnings": tuple(doubts), **options}
-    return ScoredPairs(pair_cosines(scorer, judged, progress), judged.relevance, judged.query_ids, **options)
-
-
 def fit_calibration(pairs: ScoredPairs, anyway: bool) -> Calibration:
     """Check on one half of the queries what is fitted on the other; then fit on all, if it helps."""
     check = held_out_check(pairs)
@@ -271,18 +195,3 @@ def fit_calibration(pairs: ScoredPairs, anyway: bool) -> Calibration:
         head = pairs.fit(slice(None), pairs.facts)
         head = head if pairs.prior is None else head.at_prior(pairs.prior)
     return Calibration(head, check, pairs, helps, pairs.warnings)
-
-
-def _numbers(name: object, given: ArrayLike) -> NDArray[np.float64]:
-    """Return a sequence of finite numbers as an array; raise InputError for anything else."""
-    try:
-        values = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError):
-        values = np.array(np.nan)
-    if values.ndim != 1 or not np.isfinite(values).all():
-        got = type(given).__name__ if values.ndim != 1 else shorten(given)
-        raise InputError(
-            f"{name}: got {got}; expected a sequence of finite numbers; fix: calibrate(scores, relevance), "
-            "calibrate(model, collection) or calibrate(model, pairs)"
-        )
-    return values

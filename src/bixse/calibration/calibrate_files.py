@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from bixse.calibration.calibrate import Calibration, checked_scores, fit_calibration, score_judged
+from bixse.calibration.calibrate import Calibration, fit_calibration
 from bixse.calibration.calibrate_head import HeldOutCheck, OperatingPoint, ScoredPairs, choose_thresholds
 from bixse.calibration.calibrate_settings import SPLIT
+from bixse.calibration.scored_pairs import checked_scores, score_judged
 from bixse.data.corpus import check_split, files_of_split
 from bixse.data.pairs_files import load_graded_pairs, load_scores
 from bixse.data.run import Run, open_run

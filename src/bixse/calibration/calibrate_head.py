@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from itertools import compress
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +14,10 @@ from numpy.typing import NDArray
 from bixse.calibration.calibrate_settings import POSITIVE_FROM
 from bixse.calibration.reliability import Auc, auc, brier_change, calibration_report, reweight_to_prevalence
 from bixse.encoders.head import RelevanceHead, Threshold
-from bixse.encoders.loading.kinds import is_encoder
 from bixse.encoders.platt import checked, fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.intervals import Floats, numbered_queries, wilson_interval
 from bixse.results import UNITS_FROM, CalibrationReport, Interval, IntervalEstimate, too_few
-
-if TYPE_CHECKING:
-    from bixse.data.graded_pairs import Pairs
-    from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.encoders.scorers import Scorer
-    from bixse.progress import ProgressBars
 
 _ROUNDING = 1e-12
 FEWEST_PAIRS = 10
@@ -183,21 +175,6 @@ def fit_head(
     )
 
 
-def pair_cosines(
-    model: RelevanceModel | Scorer, pairs: Pairs, progress: ProgressBars | None = None
-) -> NDArray[np.float64]:
-    """Return the (M,) cosines of pairs in [-1, 1]; for a model of another kind its scores."""
-    if not is_encoder(model):
-        return model.logits(pairs.queries, pairs.documents, progress("score pairs", len(pairs)) if progress else None)
-    from bixse.encoders.encode import encode_texts  # not at the top: scores need no torch
-
-    step = progress("encode pairs", 2 * len(pairs)) if progress else None
-    queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
-    documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)
-    cosines: NDArray[np.float64] = np.einsum("md,md->m", queries, documents)
-    return cosines
-
-
 @dataclass(frozen=True)
 class HeldOutCheck:
     """The quality of probabilities on queries that the calibration has not seen."""
@@ -318,20 +295,23 @@ class ScoredPairs:
         weights, relevance = None if self.weights is None else self.weights[rows], self.relevance[rows]
         return (weights, relevance) if self.prior is None else reweight_to_prevalence(relevance, self.prior, weights)
 
+    @cached_property
     def held_out(self) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
-        """Return the mask and the queries of the held-out pairs; refuse fewer than 4 queries in all."""
-        number, held, ids = _halves(tuple(self.query_ids), self.seed)
-        if number < 4:
+        """The mask and the queries of the held-out pairs; refuses fewer than 4 queries in all."""
+        queries = sorted(set(self.query_ids))
+        if len(queries) < 4:
             raise InputError(
-                f"calibration: got pairs of {number} queries; expected at least 4, half of which are held out; "
+                f"calibration: got pairs of {len(queries)} queries; expected at least 4, half of which are held out; "
                 "fix: grade documents for more queries"
             )
-        return held, ids
+        fitting = set(np.random.default_rng(self.seed).permutation(queries)[: len(queries) // 2].tolist())
+        held = np.array([query not in fitting for query in self.query_ids], dtype=bool)
+        return held, tuple(compress(self.query_ids, held))
 
 
 def held_out_check(pairs: ScoredPairs) -> HeldOutCheck:
     """Fit on one half of the queries, and measure on the other."""
-    held, ids = pairs.held_out()
+    held, ids = pairs.held_out
     head = pairs.head
     cosines, relevance, prior = pairs.cosines[held], pairs.relevance, pairs.prior
     for name, half in (("fitted on", ~held), ("measured on", held)):
@@ -395,7 +375,7 @@ def _in_rankings(head: RelevanceHead, pairs: ScoredPairs, chosen: OperatingPoint
     assert pairs.is_result is not None
     probabilities, relevant, ids, _ = _judged(head, pairs)
     # documents that no ranking shows are never above a threshold, and count for the recall
-    shown = np.where(pairs.is_result[pairs.held_out()[0]], probabilities, 0.0)
+    shown = np.where(pairs.is_result[pairs.held_out[0]], probabilities, 0.0)
     return replace(
         operating_point(shown, relevant, ids, chosen.threshold),
         wanted=chosen.wanted, is_reached=chosen.is_reached, claimed=chosen.precision, claimed_interval=chosen.interval,
@@ -419,16 +399,6 @@ def _judged(
             f"thresholds: got {number}, which cannot tell; expected {expected}, half of which are held out; "
             "fix: grade documents for more queries, or choose no threshold"
         )
-    rows = pairs.held_out()[0] == of_held_out
+    rows = pairs.held_out[0] == of_held_out
     probabilities, labels = head.probability(pairs.cosines[rows]), pairs.relevance[rows] >= pairs.positive_from
     return probabilities, labels, tuple(compress(pairs.query_ids, rows)), pairs.at_prior(rows)[0]
-
-
-@lru_cache(maxsize=1)
-def _halves(query_ids: tuple[str, ...], seed: int) -> tuple[int, NDArray[np.bool_], tuple[str, ...]]:
-    """Return number of queries, held-out mask and held-out queries; cached, since a slider asks again."""
-    queries = sorted(set(query_ids))
-    fitting = set(np.random.default_rng(seed).permutation(queries)[: len(queries) // 2].tolist())
-    held = np.array([query not in fitting for query in query_ids], dtype=bool)
-    held.flags.writeable = False  # the cache hands out the same array again
-    return len(queries), held, tuple(query for query in query_ids if query not in fitting)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from bixse.calibration.calibrate_head import ScoredPairs, measure_threshold, pair_cosines
+from bixse.calibration.calibrate_head import ScoredPairs, measure_threshold
+from bixse.calibration.scored_pairs import pair_cosines
 from bixse.data.collection import Collection, load_collection
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import BixseError, InputError, shorten
