@@ -219,7 +219,7 @@ def test_measures_equal_scikit_learn_scipy_and_krippendorff(seed):
         oracle = cohen_kappa_score(human, judged, labels=LEVELS, weights=weights)
         assert value(agreement.cohen_kappa(power), human, judged, ids) == pytest.approx(oracle, abs=1e-12)
     oracle = cohen_kappa_score(human >= seed + 1, judged >= seed + 1)
-    assert value(agreement.binary_kappa(seed + 1), human, judged, ids) == pytest.approx(oracle, abs=1e-12)
+    assert value(agreement.cohen_kappa(first=seed + 1), human, judged, ids) == pytest.approx(oracle, abs=1e-12)
     oracle = krippendorff.alpha([human, judged], level_of_measurement="ordinal", value_domain=list(LEVELS))
     assert value(agreement.krippendorff_alpha, human, judged, ids) == pytest.approx(oracle, abs=1e-12)
     judged = judged + np.random.default_rng(seed).choice([0.0, 0.25, 0.3], len(judged))

@@ -124,29 +124,20 @@ def agreement_within(steps: int) -> AgreementMeasure:
     return measure
 
 
-def cohen_kappa(power: int = 0) -> AgreementMeasure:
+def cohen_kappa(power: int = 0, first: int | None = None) -> AgreementMeasure:
     """Return the measure Cohen's kappa: 1 - observed / expected disagreement, given each side's frequency of grades.
 
     Disagreement counts 1 (power 0; Cohen 1960, doi:10.1177/001316446002000104), the number of levels apart (1), or its
-    square (2; Cohen 1968, doi:10.1037/h0026256). Equal to scikit-learn's `cohen_kappa_score`.
+    square (2; Cohen 1968, doi:10.1037/h0026256). With `first` there are two grades: levels from this index on are
+    relevant. Equal to scikit-learn's `cohen_kappa_score`.
     """
 
     def measure(tables: Floats) -> Floats:
-        apart = _levels_apart(tables)
+        apart = _levels_apart(tables, first)
         weight = np.where(apart > 0, apart**power, 0.0)
         total = tables.sum(axis=(-2, -1))
         expected = tables.sum(axis=-1)[..., :, None] * tables.sum(axis=-2)[..., None, :]
         return 1 - quotient((tables * weight).sum(axis=(-2, -1)) * total, (expected * weight).sum(axis=(-2, -1)))
-
-    return measure
-
-
-def binary_kappa(first: int) -> AgreementMeasure:
-    """Return the measure Cohen's kappa of relevant or not; levels from index `first` on are relevant."""
-
-    def measure(tables: Floats) -> Floats:
-        halves = np.add.reduceat(np.add.reduceat(tables, [0, first], axis=-1), [0, first], axis=-2)
-        return cohen_kappa()(halves)
 
     return measure
 
@@ -197,7 +188,7 @@ def of_levels(first: int) -> dict[str, AgreementMeasure]:
         "kappa": cohen_kappa(),
         "linear_kappa": cohen_kappa(1),
         "quadratic_kappa": cohen_kappa(2),
-        "binary_kappa": binary_kappa(first),
+        "binary_kappa": cohen_kappa(first=first),
         "alpha": krippendorff_alpha,
     }
 
@@ -206,8 +197,9 @@ OF_RANKS: dict[str, AgreementMeasure] = {"spearman": spearman, "kendall": kendal
 """Name -> measure of tables with one row or column per distinct grade."""
 
 
-def _levels_apart(tables: Floats) -> Floats:
+def _levels_apart(tables: Floats, first: int | None = None) -> Floats:
     positions = np.arange(tables.shape[-1], dtype=np.float64)
+    positions = positions if first is None else (positions >= first).astype(np.float64)
     return np.abs(positions[:, None] - positions[None, :])
 
 
