@@ -35,17 +35,17 @@ class PairwiseLoss(RowWiseLoss):
     """Divisor of the sum: the number of pairs with a weight, or of queries with a document of relevance above 0."""
 
     @abstractmethod
-    def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
+    def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor) -> PairWeights:
         """Return a function from (P,) rows and (P,) columns of winners to (P, N) weights, 0 for no pair.
 
-        Logits, relevance and `counted` (the documents that take part) are (R, N); the targets hold the same relevance.
+        Logits, relevance and `counted` (the documents that take part) are (R, N).
         """
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """Return one term per pair; the winners of a block come one block's size at a time."""
         relevance, weight = targets.dense(logits.dtype)
         counted = weight.bool()
-        weights = self.pair_weights(logits, relevance, counted, targets)
+        weights = self.pair_weights(logits, relevance, counted)
         winner = targets.relevance > 0
         winners = zip(targets.rows[winner].split(len(logits)), targets.columns[winner].split(len(logits)), strict=True)
         gradient = torch.zeros_like(logits)
@@ -71,7 +71,7 @@ class PairwiseBCELoss(PairwiseLoss):
 
     mean_over = "pairs"
 
-    def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
+    def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor) -> PairWeights:
 
         def weights(rows: Tensor, columns: Tensor) -> Tensor:
             lower = relevance[rows] < relevance[rows, columns].unsqueeze(1)
@@ -107,7 +107,7 @@ class LambdaLoss(PairwiseLoss):
     options: LambdaOptions
     mean_over = "queries"
 
-    def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
+    def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor) -> PairWeights:
         weighting = self.options.weighting
         # the (R, N) rank of each document in its row, 1 for the highest; equal scores rank in column order
         order = torch.argsort(logits.masked_fill(~counted, -torch.inf), dim=1, descending=True, stable=True)
@@ -116,8 +116,11 @@ class LambdaLoss(PairwiseLoss):
         positions = torch.arange(logits.shape[1] + 2, dtype=logits.dtype, device=logits.device)
         inverse = 1 / torch.log2(positions + 1.0)
         inverse[0] = 0.0  # distance 0 compares a document with itself; inverse[r] is 1 / D(r)
+        # the largest DCG that each row can reach; 0 without a relevant document
+        ideal = relevance.topk(int((relevance > 0).sum(dim=1).amax()), dim=1).values
+        largest = (self._gains(ideal) * inverse[1 : ideal.shape[1] + 1]).sum(dim=1)
         gains = self._gains(relevance)
-        gains /= self._max_dcg(targets, len(logits), inverse).unsqueeze(1)
+        gains /= largest.masked_fill_(largest == 0, 1.0).unsqueeze(1)
 
         def weights(rows: Tensor, columns: Tensor) -> Tensor:
             rank, winner_rank = ranks[rows], ranks[rows, columns].unsqueeze(1)  # (P, N), (P, 1)
@@ -140,16 +143,3 @@ class LambdaLoss(PairwiseLoss):
 
     def _gains(self, relevance: Tensor) -> Tensor:
         return torch.exp2(relevance * self.options.top_grade) - 1
-
-    def _max_dcg(self, targets: GradedTargets, rows: int, inverse: Tensor) -> Tensor:
-        """Return the largest DCG that each of R rows can reach; 1 for a row without a relevant document."""
-        relevant = targets.relevance > 0
-        row, relevance = targets.rows[relevant], targets.relevance[relevant].to(inverse.dtype)
-        by_relevance = torch.argsort(relevance, descending=True, stable=True)
-        order = by_relevance[torch.argsort(row[by_relevance], stable=True)]
-        row, relevance = row[order], relevance[order]
-        first = torch.searchsorted(row, torch.arange(rows, device=row.device))
-        rank = torch.arange(len(row), device=row.device) - first[row] + 1
-        gains = self._gains(relevance) * inverse[rank]
-        largest = inverse.new_zeros(rows).index_add_(0, row, gains)
-        return largest.masked_fill_(largest == 0, 1.0)

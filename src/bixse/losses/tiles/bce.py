@@ -22,7 +22,6 @@ from bixse.losses.tiles.products import (
     add_product,
     has_wide_products,
     known_parts,
-    multiply,
     product_dtype,
     tile_bytes,
     tile_shape,
@@ -307,7 +306,7 @@ def add_tiles(sums: TileSums, dtype: torch.dtype) -> None:
             buffer[: height * shape[1]].view(-1, shape[1])[:, :width]
             for buffer in (all_logits, all_softplus, all_sigma)
         )
-        multiply(q[rows], d[columns].T, out=logits)
+        add_product(logits, q[rows], d[columns].T, beta=0)
         torch.addcmul(sums.bias, logits, sums.scale, out=logits)
         # softplus and sigma of known entries are 0 here; entries of other tiles: the position after the last
         all_logits.index_fill_(0, flat_positions(sums.targets, rows, columns, shape), -math.inf)

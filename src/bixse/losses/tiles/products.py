@@ -49,23 +49,14 @@ def has_wide_products(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.version.hip and "dtype_out" in torch.ops.aten.addmm.overloads()
 
 
-def multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Return the product, summed and stored in the dtype of `out`."""
-    if left.dtype == out.dtype:
-        return torch.mm(left, right, out=out)
-    if left.device.type == "cpu":  # products of bf16 are exact in float32
-        return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
-    return torch.mm(left, right, out_dtype=out.dtype, out=out)
-
-
-def add_product(total: Tensor, left: Tensor, right: Tensor, beta: int = 1) -> None:
-    """Add the product to `total`, or overwrite it (`beta` 0), summed in the dtype of `total`."""
+def add_product(total: Tensor, left: Tensor, right: Tensor, beta: int = 1, alpha: float = 1.0) -> None:
+    """Add alpha times the product to `total`, or overwrite it (`beta` 0), summed in the dtype of `total`."""
+    if left.dtype != total.dtype and left.device.type == "cpu":  # products of bf16 are exact in float32
+        left, right = left.to(total.dtype), right.to(total.dtype)
     if left.dtype == total.dtype:
-        total.addmm_(left, right, beta=beta)
-    elif left.device.type == "cpu":
-        total.addmm_(left.to(total.dtype), right.to(total.dtype), beta=beta)
+        total.addmm_(left, right, beta=beta, alpha=alpha)
     else:
-        torch.addmm(total, left, right, beta=beta, out_dtype=total.dtype, out=total)
+        torch.addmm(total, left, right, beta=beta, alpha=alpha, out_dtype=total.dtype, out=total)
 
 
 def tile_bytes(device: torch.device) -> int:

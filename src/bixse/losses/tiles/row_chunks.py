@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from bixse.encoders.loading.precision import without_autocast
 from bixse.losses.base import GradedLoss
-from bixse.losses.tiles.products import add_outer, add_product, mean_logits, multiply, product_dtype, tile_bytes
+from bixse.losses.tiles.products import add_outer, add_product, mean_logits, product_dtype, tile_bytes
 
 if TYPE_CHECKING:
     from bixse.losses.targets import GradedTargets
@@ -89,10 +89,7 @@ class _RowWise(torch.autograd.Function):
         for block, _, known in targets.tiles(rows):
             q = queries[block].to(rounded)
             logits = buffer[: len(q) * len(d)].view(len(q), len(d))
-            if rounded == buffer.dtype:
-                torch.addmm(logits, q, d.T, beta=0, alpha=scale, out=logits)
-            else:
-                multiply(q, d.T, out=logits).mul_(scale)
+            add_product(logits, q, d.T, beta=0, alpha=scale)
             result = of.chunk_result(logits, known)
             total += result.value
             denominator += result.denominator
