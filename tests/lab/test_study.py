@@ -1,4 +1,5 @@
 import math
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -89,6 +90,11 @@ class TestCrossedInterval:
         interval, expected = crossed_interval(values, [0] * 40), mean_difference([values[0]], [1.0])
         found = (interval.low, interval.high, interval.p_value)
         assert found == pytest.approx((expected.low, expected.high, expected.p_value))
+
+    def test_one_seed_on_two_collections_is_the_interval_of_a_comparison(self):
+        first, second = np.random.default_rng(3).gamma(0.5, 1, 100), np.full(30, 0.3)  # a small one without scatter
+        interval = crossed_interval(np.concatenate([first, second])[None], [0] * 100 + [1] * 30)
+        assert astuple(interval) == pytest.approx(astuple(mean_difference([first, second], [0.5, 0.5])))
 
     def test_collections_count_alike(self):
         generator = np.random.default_rng(2)

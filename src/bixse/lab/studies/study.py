@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from bixse.errors import ConfigError, InputError, did_you_mean
-from bixse.evaluation.statistics import ROUNDING, difference_of, third_moment, worth_of
+from bixse.evaluation.statistics import ROUNDING, difference_of, scatter, worth_of
 from bixse.lab.experiments import Arm, ArmLabels, Measure
 from bixse.lab.lab_config import StudyConfig, merged
 from bixse.lab.studies.measures import train_and_score
@@ -235,35 +235,30 @@ def crossed_interval(
     seeds = table.shape[0]
     weight = (1 / len(sizes) / sizes)[member]  # (Q,), sums to 1
     mean = float((table.mean(axis=0) * weight).sum())
-    parts = [_query_parts(table[:, member == number], len(sizes)) for number in range(len(sizes))]
-    by_query = sum(variance for variance, *_ in parts)
-    spread = sum(variance**2 / freedom for variance, _, _, freedom in parts)
-    if seeds == 1:
-        variance = by_query
-    else:
+    tables, shares = [table[:, member == number] for number in range(len(sizes))], [1 / len(sizes)] * len(sizes)
+    of_queries, freedom, skewness = scatter([part.mean(axis=0) for part in tables], shares)
+    by_query = variance = of_queries**2
+    spread = by_query**2 / freedom
+    if seeds > 1:
         by_seed = float(np.var(table @ weight, ddof=1)) / seeds
-        both = sum(shared for _, shared, *_ in parts)
+        both = [_shared(part) / len(sizes) ** 2 for part in tables]
         # the estimated difference can fall below its parts
-        variance = max(by_seed + by_query - both, by_seed, by_query)
-        spread += by_seed**2 / (seeds - 1) + sum(s**2 / (freedom * (seeds - 1)) for _, s, _, freedom in parts)
+        variance = max(by_seed + by_query - sum(both), by_seed, by_query)
+        spread += (by_seed**2 + sum(part**2 / (size - 1) for part, size in zip(both, map(int, sizes), strict=True))) / (
+            seeds - 1
+        )
     error, rounding = math.sqrt(variance), ROUNDING * float(np.abs(table).max())
     if error <= rounding:  # rounding alone is no scatter
         return difference_of(mean if abs(mean) > rounding else 0.0, 0.0, 1.0, 0.0, table.shape[1], confidence)
-    worth = worth_of(map(int, sizes), [1 / len(sizes)] * len(sizes))
-    skewness = sum(third for _, _, third, _ in parts) / variance**1.5
+    worth, skewness = worth_of(map(int, sizes), shares), skewness * (of_queries / error) ** 3
     return difference_of(mean, error, variance**2 / spread, skewness, table.shape[1], confidence, worth)
 
 
-def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, float, float, int]:
-    """Return one collection's variance from queries, from seed x query, its third moment, and degrees of freedom."""
+def _shared(table: NDArray[np.float64]) -> float:
+    """Return the variance of the mean of an (S, Q) table that is of single seeds with single queries."""
     seeds, queries = table.shape
-    of_queries = table.mean(axis=0)
-    by_query = float(np.var(of_queries, ddof=1)) / queries
-    shared = 0.0
-    if seeds > 1:
-        rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
-        shared = float((rest**2).sum()) / ((seeds - 1) * (queries - 1)) / (seeds * queries)
-    return by_query / collections**2, shared / collections**2, third_moment(of_queries) / collections**3, queries - 1
+    rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+    return float((rest**2).sum() / ((seeds - 1) * (queries - 1) * seeds * queries))
 
 
 def _strata(queries: Sequence[str]) -> list[str]:
