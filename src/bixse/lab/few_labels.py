@@ -341,18 +341,14 @@ class SampledMean:
         probability = self.sample.probability
         return float((np.minimum(1, growth * probability) / probability).sum())
 
-    @cached_property
-    def query_variance(self) -> float:
-        """The variance from the choice of queries alone."""
-        return max(float(self.per_query.var(ddof=1)) / self.sample.queries - self.label_variance(), 0.0)
-
     def of_labels(self) -> IntervalEstimate:
         """Return the interval for these queries, as if every pair were labelled."""
         return self._interval(self.label_variance(), max(self._units - 1, 1.0))
 
     def of_queries(self) -> IntervalEstimate:
         """Return the interval for queries like these, over the choice of queries and of labels."""
-        labels, queries = self.label_variance(), self.query_variance
+        labels = self.label_variance()
+        queries = max(float(self.per_query.var(ddof=1)) / self.sample.queries - labels, 0.0)
         seen = len(np.unique(self.sample.query[self.sample.labelled]))
         # Satterthwaite's degrees of freedom for the sum of both variances (1946, doi:10.2307/3002019)
         parts = labels**2 / max(self._units - 1, 1.0) + queries**2 / max(seen - 1, 1)

@@ -133,7 +133,9 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
     titles = {run.name: f"run {n} of {len(runs)}: {run.arm.label}, seed {run.seed}" for n, run in enumerate(runs, 1)}
 
     def tables(results: Mapping[str, RunResult]) -> list[SweepRow]:
-        rows = rank_arms(arms, seeds, results)
+        rows = [_row(number, arm, seeds, results) for number, arm in enumerate(arms, start=1)]
+        # finished arms by their mean on dev, best first, then failed and pending arms
+        rows.sort(key=lambda row: (row.status != "finished", -(row.best or 0.0), row.arm))
         write_atomically(out / TABLE_FILE, format_csv(table_of(rows)))
         if rows[0].status == "finished":
             write_best(out / BEST_FILE, rows[0], arms[rows[0].arm - 1], len(arms), undecided_of(rows, queries))
@@ -183,12 +185,6 @@ def train_on_dev(run: ArmRun, titles: Mapping[str, str], folder: Path) -> Measur
     values = {"before": before, "after": after, "best_step": result.best_step}
     metrics = {name: value for name, value in values.items() if value is not None}
     return Measured(metrics, precision=config.precision, warnings=result.warnings)
-
-
-def rank_arms(arms: Sequence[Arm], seeds: Sequence[int], results: Mapping[str, RunResult]) -> list[SweepRow]:
-    """Return one row per arm: finished arms by their mean on dev, best first, then failed and pending arms."""
-    rows = [_row(number, arm, seeds, results) for number, arm in enumerate(arms, start=1)]
-    return sorted(rows, key=lambda row: (row.status != "finished", -(row.best or 0.0), row.arm))
 
 
 def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunResult]) -> SweepRow:
