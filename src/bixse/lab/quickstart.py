@@ -21,10 +21,8 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs
 from bixse.data.run import open_run
 from bixse.encoders.loading.build import demo_model_path
-from bixse.evaluation.compare_evaluations import RESULTS_FILE
 from bixse.evaluation.systems import Bm25System, EncoderSystem, System
 from bixse.files.files import write_atomically
-from bixse.files.run_folder import RUN_FILE
 from bixse.lab.comparison import COMPARED, Comparer, calibrate_on_dev
 from bixse.rendering.schema import ReportData, load_report_data
 from bixse.search.bm25 import BM25_NAME
@@ -61,7 +59,7 @@ NOTES = [
 ]
 
 
-ARTIFACTS = {"report": "report.html", "model": "bixse/model", "record": RUN_FILE, "results": RESULTS_FILE,
+ARTIFACTS = {"report": "report.html", "model": "bixse/model", "record": "run.json", "results": "results.json",
              "runs": "runs", "config": "train.yaml", "collection": "collection", "pairs": "train.jsonl"}  # fmt: skip
 """Name -> file or folder that a quick start leaves."""
 
@@ -78,7 +76,7 @@ class QuickstartResult:
 
     @cached_property
     def report(self) -> ReportData:
-        return load_report_data(self.folder / RESULTS_FILE)
+        return load_report_data(self.folder / ARTIFACTS["results"])
 
     @property
     def artifacts(self) -> dict[str, str]:
@@ -121,7 +119,7 @@ def quickstart(
     identity = {**settings.model_dump(mode="json"), "model": MODEL, "precision": config.precision}
     record = open_run(out, "quickstart", identity, {"python": PYDOCS_PYTHON})
     if record.status == "finished":
-        return replace(record.result(QuickstartResult, lambda _: [RESULTS_FILE]), folder=out)
+        return replace(record.result(QuickstartResult, lambda _: [ARTIFACTS["results"]]), folder=out)
     record.save("running")
     record.saved = "the models that are trained stay"
     stage, comparer = partial(_stage, say, record.timings), Comparer(out / "collection")

@@ -160,7 +160,6 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
         rows = tables(done.of)
         record.save(done.status)
     best = rows[0] if rows[0].status == "finished" else None
-    undecided = undecided_of(rows, queries)
     model = out / RUNS_FOLDER / best.best_run / TRAIN_FOLDER / MODEL_FOLDER if best is not None else None
     return SweepResult(
         rows=rows,
@@ -168,7 +167,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
         best=best,
         best_path=out / BEST_FILE if best is not None else None,
         model_path=model if model is not None and model.is_dir() else None,
-        warnings=[*done.warnings, *_warnings(best, undecided)],
+        warnings=[*done.warnings, *_warnings(best, undecided_of(rows, queries))],
         reused=done.made == 0,
         waiting=done.waiting,
     )
