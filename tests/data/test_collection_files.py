@@ -121,7 +121,8 @@ def test_queries_that_stand_in_a_relevant_document_are_counted(tmp_path, query, 
         {"_id": "d2", "text": query},
     ]
     folder = make(tmp_path, corpus, [{"_id": "q1", "text": query}], HEADER + f"q1\td1\t{grade}\nq1\tother\t1\n")
-    check = check_corpus(folder / "corpus.jsonl", {"q1": {"d1": grade, "other": 1}}, queries={"q1": query, "q2": query})
+    path, judged = folder / "corpus.jsonl", {"q1": {"d1": grade, "other": 1}}
+    check = check_corpus(path, judged, Corpus(path), {"q1": query, "q2": query})
     assert check.quoted == ({"q1"} if quoted else set())
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -289,16 +288,11 @@ class CorpusCheck:
 
 
 def check_corpus(
-    path: Path,
-    qrels: Qrels,
-    see: Callable[[str, Document], object] | None = None,
-    queries: Mapping[str, str] | None = None,
-    corpus: Mapping[str, Document] | Corpus | None = None,
+    path: Path, qrels: Qrels, corpus: Mapping[str, Document] | Corpus, queries: Mapping[str, str] | None = None
 ) -> CorpusCheck:
-    """Read a corpus of any size once and find the judged documents; `see` is called for every document.
+    """Read a corpus of any size once and find the judged documents; `path` names it in errors.
 
-    A `corpus` that was read before is looked at instead of the file. With `queries`, each relevant document is searched
-    for the words of its own queries, and the corpus for its text.
+    With `queries`, each relevant document is searched for the words of its own queries, and the corpus for its text.
     """
     check = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
     twins = None if queries is None else Twins(qrels)
@@ -308,12 +302,9 @@ def check_corpus(
         for document_id, grade in qrels[query_id].items() if len(phrase.split()) >= QUOTED_WORDS else ():
             if grade > 0:
                 asked.setdefault(document_id, []).append(query_id)
-    documents = partial(stream_documents, path) if corpus is None else corpus.items
-    for name, document in documents():
+    for name, document in corpus.items():
         check.count += 1
         check.missing.discard(name)
-        if see is not None:
-            see(name, document)
         if twins is not None:
             twins.see(name, document.content)
         if not document.content:
@@ -325,7 +316,7 @@ def check_corpus(
             check.quoted.update(query_id for query_id in asked[name] if phrases[query_id] in words)
     refuse_all_empty(path, check.count, len(check.empty))
     if twins is not None:
-        check.twins = (twins.count(qrels, lambda: (name for name, _ in documents())),)
+        check.twins = (twins.count(qrels, lambda: (name for name, _ in corpus.items())),)
     return check
 
 

@@ -67,7 +67,7 @@ def collection_task(
         name, folder, judgements = held.name, Path(), Path("qrels")
         texts, qrels = dict(held.queries), {name: dict(row) for name, row in held.qrels[split].items()}
         documents, inputs = held.corpus, {"collection": held.hash}
-    corpus = check_corpus(folder / "corpus.jsonl", qrels, queries=texts, corpus=documents)
+    corpus = check_corpus(folder / "corpus.jsonl", qrels, documents, texts)
     judged, joined = check_qrels(judgements, qrels, texts, corpus.missing, missing_documents == "drop")
     joined += warn_of(judgements, *corpus.twins)
     queries = {query_id: texts[query_id] for query_id in judged}

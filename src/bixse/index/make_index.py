@@ -132,7 +132,7 @@ def make_index(
     started, out, path, engine = time.perf_counter(), Path(out), settings.corpus, settings.chosen_engine()
     with use_precision(settings.precision):
         documents = Corpus(path)
-        corpus = check_corpus(path, {}, corpus=documents)
+        corpus = check_corpus(path, {}, documents)
         named = settings.model if model is None else model
         encoder, identity = load_encoder(named, settings.task, settings.max_length, settings.dimensions)
         if settings.dimensions not in (None, identity.dimensions):

@@ -137,7 +137,7 @@ def read_inputs(config: MineConfig, held: Mapping[str, Any] | None = None) -> tu
         graded = load_graded_pairs(config.known)
     judged = {} if config.split is None else read_qrels(files[f"qrels/{config.split}"])
     corpus: Corpus | Mapping[str, Document] = held.get("corpus") or Corpus(files["corpus"])
-    check = check_corpus(files["corpus"], judged, corpus=corpus)
+    check = check_corpus(files["corpus"], judged, corpus)
     fix = "give corpus, queries and judgements of one collection"
     parts = unjoined_judgements(judged, queries, check.missing)
     warnings = check_joined(files.get(f"qrels/{config.split}", files["queries"]), parts, fix)
