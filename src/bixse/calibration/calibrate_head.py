@@ -308,6 +308,11 @@ class ScoredPairs:
         held = np.array([query not in fitting for query in self.query_ids], dtype=bool)
         return held, tuple(compress(self.query_ids, held))
 
+    def point_at(self, head: RelevanceHead, probability: float) -> OperatingPoint:
+        """Measure a probability of a head as a threshold on the held-out queries."""
+        probabilities, relevant, ids, weights = _judged(head, self)
+        return operating_point(probabilities, relevant, ids, probability, weights)
+
 
 def held_out_check(pairs: ScoredPairs) -> HeldOutCheck:
     """Fit on one half of the queries, and measure on the other."""
@@ -380,12 +385,6 @@ def _in_rankings(head: RelevanceHead, pairs: ScoredPairs, chosen: OperatingPoint
         operating_point(shown, relevant, ids, chosen.threshold),
         wanted=chosen.wanted, is_reached=chosen.is_reached, claimed=chosen.precision, claimed_interval=chosen.interval,
     )  # fmt: skip
-
-
-def measure_threshold(head: RelevanceHead, pairs: ScoredPairs, probability: float) -> OperatingPoint:
-    """Measure a probability as a threshold on the held-out queries."""
-    probabilities, relevant, ids, weights = _judged(head, pairs)
-    return operating_point(probabilities, relevant, ids, probability, weights)
 
 
 def _judged(

@@ -191,7 +191,6 @@ def finished_runs(path: Path) -> dict[Path, dict[str, Any]]:
 
 
 LEFT: Mapping[str, Any] = {
-    "false_negative_margin": None,
     "frozen_layers": None,
     "kind": "encoder",
     "max_distance": None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -12,10 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bixse.losses.targets import blocks
-from bixse.losses.tiles.products import add_outer, known_parts
-
-if TYPE_CHECKING:
-    from bixse.losses.tiles.bce import TileSums
+from bixse.losses.tiles.products import TileSums, add_outer, known_parts
 
 ROWS, COLUMNS, DEPTH = 128, 128, 64
 """Entries of one program. Two programs fit a multiprocessor: one multiplies while the other computes sigma."""

@@ -1,9 +1,10 @@
-"""The matrix products of the losses: the dtype of their factors, and the size of a tile."""
+"""The matrix products of the losses: the dtype of their factors, the size of a tile, and the sums over tiles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -108,6 +109,62 @@ def add_outer(
         gradients[0].index_add_(0, entries[0], weight[:, None] * embeddings[1])
     if gradients[1] is not None:
         gradients[1].index_add_(0, entries[1], weight[:, None] * embeddings[0])
+
+
+@dataclass
+class TileSums:
+    """A batch, and the sums over its entries from which loss and gradients are made.
+
+    The scale has not yet multiplied the gradients of the embeddings.
+    """
+
+    queries: Tensor
+    """(B, D); documents are (N, D), scale and bias numbers on the same device."""
+    documents: Tensor
+    scale: Tensor
+    bias: Tensor
+    targets: GradedTargets
+    shape: tuple[int, int]
+    """Rows and columns of a tile."""
+    wanted: tuple[bool, bool, bool, bool]
+    """True for each gradient that is wanted: of queries, documents, scale (derived from that of queries) and bias."""
+    like: InitVar[Callable[[Tensor], Tensor]]
+    """Makes the sums: of zeros, or of memory that is overwritten."""
+    totals: Tensor = field(init=False)
+    """(2,) sums of softplus(s) - z s and of sigma(s) - z, float64."""
+    grad_queries: Tensor | None = field(init=False)
+    """(B, D) sum of (sigma - z) d; None if not wanted."""
+    grad_documents: Tensor | None = field(init=False)
+    """(N, D) sum of (sigma - z) q; None if not wanted."""
+
+    def __post_init__(self, like: Callable[[Tensor], Tensor]) -> None:
+        exact = torch.float32 if self.queries.device.type == "mps" else torch.float64  # MPS has no float64
+        self.totals = like(self.queries.new_empty(2, dtype=exact))
+        self.grad_queries = like(self.queries) if self.wanted[0] or self.wanted[2] else None
+        self.grad_documents = like(self.documents) if self.wanted[1] else None
+
+    @property
+    def gradients(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.grad_queries, self.grad_documents
+
+    def add_products(self, rows: slice, columns: slice, sigma: Tensor, q: Tensor, d: Tensor, beta: int = 1) -> None:
+        """Add the products of (R, C) sigma of a tile with the (B, D) queries and (N, D) documents in its dtype.
+
+        With `beta` 0, the first tile of each row and column overwrites what is in memory.
+        """
+        if self.grad_queries is not None:
+            add_product(self.grad_queries[rows], sigma, d[columns], beta=beta or min(columns.start, 1))
+        if self.grad_documents is not None:
+            add_product(self.grad_documents[columns], sigma.T, q[rows], beta=beta or min(rows.start, 1))
+
+    def gradient_of_scale(self) -> Tensor | None:
+        """Return <Q, dQ>, which the gradient of the scale is made of; None if it is not wanted."""
+        if self.grad_queries is None or not self.wanted[2]:
+            return None
+        if self.queries.device.type == "cpu":
+            return torch.einsum("bd,bd->b", self.queries, self.grad_queries).sum(dtype=self.totals.dtype)
+        # einsum would compute a product per query
+        return torch.dot(self.queries.reshape(-1), self.grad_queries.reshape(-1))
 
 
 @torch.no_grad()

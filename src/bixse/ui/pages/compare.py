@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from bixse.calibration.calibrate_head import ScoredPairs, measure_threshold
-from bixse.calibration.scored_pairs import pair_cosines
+from bixse.calibration.scored_pairs import score_judged
 from bixse.data.collection import Collection, load_collection
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import BixseError, InputError, shorten
@@ -88,8 +87,7 @@ class TwoSystems:
         for searcher in self.searchers:
             if pairs is not None and searcher.head is not None:
                 job.begin(f"encoding held-out pairs with {searcher.name}")
-                cosines, ids = pair_cosines(searcher.model, pairs, job.begin), tuple(pairs.query_ids)
-                searcher.judged = ScoredPairs(cosines, pairs.relevance, ids, seed=SEED, head=searcher.head)
+                searcher.judged = score_judged(searcher.model, pairs, job.begin, seed=SEED)
                 job.begin(f"measuring the probabilities of {searcher.name}")
                 with suppress(InputError):  # the page shows it
                     searcher.check(None)
@@ -218,7 +216,7 @@ def _cut(searcher: Searcher, probability: float) -> dict[str, Any] | None:
     try:
         cut["cosine"] = head.cosine_at(probability)
         if searcher.judged is not None:
-            cut["point"] = measure_threshold(head, searcher.judged, probability)
+            cut["point"] = searcher.judged.point_at(head, probability)
     except InputError as error:
         cut["problem"] = str(error)
     return cut
