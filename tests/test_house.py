@@ -14,11 +14,11 @@ LONG = 50
 ENTRIES = {"train": "bixse.training.recipe", "evaluate": "bixse.evaluation.evaluate"}
 LIMITS = {
     "functions above 50 lines": 2,
-    "private functions with one caller": 350,
-    "lines reached from train": 10_772,
-    "lines reached from evaluate": 5_373,
+    "private functions with one caller": 331,
+    "lines reached from train": 10_285,
+    "lines reached from evaluate": 5_268,
     "classes of settings": 47,
-    "settings": 300,
+    "settings": 299,
 }
 
 
