@@ -19,7 +19,7 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.load_scorer import load_relevance_model
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import interpolate, set_instructions, trained_weights
-from bixse.errors import InputError, ModelError, OutputExistsError
+from bixse.errors import InputError, InterruptedRunError, ModelError, OutputExistsError
 from bixse.evaluation.statistics import paired_difference
 from bixse.progress import Progress
 from bixse.search.store import EmbeddingStore
@@ -447,7 +447,7 @@ class TestTraining:
     @pytest.mark.slow
     def test_a_run_killed_before_it_was_merged_is_merged_the_same(self, monkeypatch, train_guarded):
         whole = train_guarded("whole")
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
             patch.setattr(
                 "bixse.training.recipe.set_best_weights", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt)
             )
