@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 Weights: TypeAlias = "Mapping[str, Tensor]"
 """Parameter name -> values, of the parameters that are trained."""
-TEXTS_MEASURED = 1000
-"""Training texts whose embeddings give the statistics of `standardise`."""
 CONSTANT = 1e-6
 """Share of the largest deviation below which a dimension is constant up to rounding: it is not divided."""
 BORDER_SAMPLES = ("what is it", "1 file", "(a) list", ".dot", " space", "été", "查询")

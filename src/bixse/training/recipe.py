@@ -23,7 +23,6 @@ from bixse.encoders.loading.build import build_encoder, check_dimensions, quiet_
 from bixse.encoders.loading.precision import autocast, default_device
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.encoders.weights import (
-    TEXTS_MEASURED,
     Standardised,
     Weights,
     add_lora,
@@ -78,6 +77,8 @@ if TYPE_CHECKING:
     from bixse.data.task_instructions import Instructions
     from bixse.losses import GradedLoss
 
+TEXTS_MEASURED = 1000
+"""Training texts whose embeddings give the statistics of `standardise`."""
 QUERIES_AT_ONCE = 32
 """Maximum number of queries per batch whose embeddings are measured."""
 
