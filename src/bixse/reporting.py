@@ -45,6 +45,7 @@ from bixse.training.dev_evaluation import dev_figures
 from bixse.training.merge import MergeResult
 from bixse.training.merge_models import Merged
 from bixse.training.recipe import TrainResult
+from bixse.training.train import Trained
 
 Fields: TypeAlias = dict[str, Any]
 """Field of `ReportData` -> value, "systems" as name -> metrics; lists and mappings of several results are joined."""
@@ -384,9 +385,10 @@ def _(result: Comparisons, name: str) -> Fields:
     return {"systems": systems, "primary_metric": result[0].metric, "comparisons": [*result]}
 
 
-@_fields.register
-def _(result: TrainResult, name: str) -> Fields:
-    best_step, figures = result.best_step, dev_figures(result.history)
+@_fields.register(Trained)
+@_fields.register(TrainResult)
+def _(result: Trained | TrainResult, name: str) -> Fields:
+    best_step, figures = getattr(result, "best_step", None), dev_figures(result.history)
     training: Fields = {"training": [training_curve(name, result.history, best_step)]}
     if result.merge is not None:
         return _joined([training, _fields(result.merge, name)])

@@ -98,6 +98,31 @@ def test_wrong_scores_are_refused(source, judged, options, message):
         calibrate(source, judged, **options)
 
 
+@pytest.mark.parametrize(
+    ("judged", "options", "got", "expected"),
+    [
+        ("pairs", {"split": "dev"}, "split for pairs", "a collection"),
+        ("pairs", {"queries": ["q1"]}, "queries for pairs", "scores"),
+        ("collection", {"scored_by": "me"}, "scored_by for a collection", "scores"),
+        ("scores", {"split": "dev"}, "split for scores", "a collection"),
+    ],
+)
+def test_a_keyword_of_another_kind_of_input_is_refused_before_a_text_is_encoded(
+    tiny_model, monkeypatch, judged, options, got, expected
+):
+    monkeypatch.setattr("bixse.encoders.encode.encode_texts", None)
+    given = {
+        "pairs": (tiny_model, [{"query": "a", "document": "b", "relevance": 1.0}]),
+        "collection": (tiny_model, ({"q1": "a"}, {"d1": "b"}, {"q1": {"d1": 1}})),
+        "scores": ([0.1, 0.9], [0, 1]),
+    }
+    with pytest.raises(InputError) as caught:
+        calibrate(*given[judged], **options)
+    assert caught.value.got == got and expected in caught.value.expected
+    with pytest.raises(TypeError, match="weights"):  # a field of its pairs is no keyword
+        calibrate(*given[judged], weights=None)
+
+
 def test_wrong_pairs_of_a_model_are_refused(tiny_model):
     for pairs, message in (
         (pandas.DataFrame({"query": ["a"], "document": ["b"]}), "relevance"),

@@ -13,6 +13,7 @@ from bixse.data.collection_folder import read_corpus
 from bixse.data.corpus import Corpus, Document, check_corpus, warn_of_empty
 from bixse.errors import InputError, InvalidFileError, StorageError
 from bixse.files import parquet
+from bixse.files.files import file_hash
 from bixse.files.rows import FORMATS, write_rows
 from helpers.row_files import faults, jsonl
 
@@ -164,6 +165,21 @@ def test_a_corpus_is_parsed_once_and_its_copy_leaves_no_file(tmp_path, temporary
     for _ in range(2):
         assert list(corpus.items()) == list(documents.items())
     assert not [*temporary.iterdir()] and not cache_path.exists()
+
+
+def test_the_hash_is_not_newer_than_the_texts(tmp_path, monkeypatch):
+    """Else what is made of the texts would count as made of the file that replaced theirs."""
+    path, newer = jsonl(tmp_path / "corpus.jsonl", *CORPUS), tmp_path / "newer.jsonl"
+    before = file_hash(path)
+    newer.write_text('{"_id": "d9", "text": "new"}')
+
+    def replaced(*args, **kwargs):
+        copy = parquet.spool(*args, **kwargs)
+        newer.replace(path)
+        return copy
+
+    monkeypatch.setattr("bixse.data.corpus.spool", replaced)
+    assert Corpus(path).hash == before != file_hash(path)
 
 
 def test_the_texts_of_a_corpus_are_never_all_in_memory(tmp_path):

@@ -75,6 +75,25 @@ def test_documents_that_are_left_out(tiny_model):
     assert not any(left_out & hits.keys() for hits in run.values())
 
 
+def test_the_corpus_is_read_twice_however_many_query_sets_there_are(tiny_model):
+    documents, reads = texts(40), []
+
+    def read():
+        reads.append(1)
+        return iter(documents.items())
+
+    first, *rest = QUERIES
+    left_out = frozenset(list(documents)[5:25])
+    sets = (
+        QuerySet("first", {first: QUERIES[first]}, {}, left_out),
+        QuerySet("rest", {query: QUERIES[query] for query in rest}, {}),
+    )
+    both = Task("toy", read, len(documents), sets)
+    runs = {name: run for name, run in search_blocks(EmbeddingStore(tiny_model, "none"), both, 15) if first in run}
+    assert len(reads) == 2  # texts, then ids
+    same(runs["first"], {first: search(tiny_model, task(documents, left_out=left_out), 15)[first]})
+
+
 def test_a_query_that_is_a_document_keeps_the_depth(tiny_model):
     documents = {**texts(20), "d3": QUERIES["d3"]}
     assert "d3" in search(tiny_model, task(documents), 5)["d3"]

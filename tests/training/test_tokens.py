@@ -271,11 +271,22 @@ class TestReadAhead:
             threads.add(threading.current_thread())
             return preprocess(*args, **kwargs)
 
+        def collated(*args, **kwargs):
+            batch = collate(*args, **kwargs)
+            made.append(batch)
+            return batch
+
         def slow(*args, **kwargs):
-            time.sleep(0.05)  # the thread makes the batches of the next steps
+            steps.append(args)
+            end = time.monotonic() + 30
+            while len(made) < min(len(steps) + 1, trainer.state.max_steps):  # the thread makes the next step's batch
+                assert time.monotonic() < end
+                time.sleep(0.001)
             return step(*args, **kwargs)
 
-        step = GradedTrainer.training_step
+        steps, made = [], []
+        step, collate = GradedTrainer.training_step, GradedCollator.__call__
+        monkeypatch.setattr(GradedCollator, "__call__", collated)
         monkeypatch.setattr(RelevanceModel, "preprocess", noted)
         monkeypatch.setattr(GradedTrainer, "training_step", partial(slow, trainer))
         trainer.train()

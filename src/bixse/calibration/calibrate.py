@@ -18,7 +18,7 @@ from bixse.calibration.calibrate_head import (
     choose_thresholds,
     held_out_check,
 )
-from bixse.calibration.calibrate_settings import SPLIT
+from bixse.calibration.calibrate_settings import POSITIVE_FROM, SPLIT
 from bixse.calibration.scored_pairs import checked_scores, score_judged
 from bixse.data.corpus import JudgedCorpus
 from bixse.data.pairs_files import as_pairs
@@ -142,7 +142,16 @@ def _in_python(check: HeldOutCheck) -> str:
 
 
 def calibrate(
-    source: Any, judged: Any = None, verbose: bool = True, anyway: bool = False, **options: Any
+    source: Any,
+    judged: Any = None,
+    verbose: bool = True,
+    anyway: bool = False,
+    prior: float | None = None,
+    positive_from: float = POSITIVE_FROM,
+    seed: int = 0,
+    split: str | None = None,
+    queries: Sequence[str] | None = None,
+    scored_by: str | None = None,
 ) -> Calibration:
     """Fit probabilities of relevance, and check on held-out queries whether they help.
 
@@ -154,9 +163,12 @@ def calibrate(
             qrels)) or graded pairs of any form, which the model was not trained on.
         verbose: show progress while a model encodes.
         anyway: use a calibration that does not help.
-        options: `prior`, `positive_from` and `seed`, as the settings of `bixse calibrate` have them. `split` of a
-            collection. Of scores: `queries`, the query of each (by default each score counts as a query), and
-            `scored_by`, the name of their model.
+        prior: mean relevance of the documents that will be scored; None does not weight the pairs.
+        positive_from: lowest relevance that counts as relevant for thresholds, in (0, 1].
+        seed: random seed that splits the queries into halves, and draws the documents of a collection.
+        split: of a collection alone; None means "dev".
+        queries: of scores alone, the query of each; None counts each score as a query.
+        scored_by: of scores alone, the name of their model.
 
     Raises:
         InputError: scores, pairs or a collection that cannot be used, or fewer than 4 queries.
@@ -169,14 +181,24 @@ def calibrate(
     """
     is_folder = isinstance(judged, str | Path) and (Path(judged) / "corpus.jsonl").is_file()
     is_triple = isinstance(judged, tuple) and all(isinstance(part, Mapping) for part in judged)
-    if isinstance(source, str | Path) or is_encoder(source) or hasattr(source, "heads"):  # a Scorer
-        is_collection = is_folder or is_triple or isinstance(judged, JudgedCorpus)
-        given = collection_task(judged, options.pop("split", SPLIT)) if is_collection else as_pairs(judged)
+    is_model = isinstance(source, str | Path) or is_encoder(source) or hasattr(source, "heads")  # a Scorer
+    is_collection = is_model and (is_folder or is_triple or isinstance(judged, JudgedCorpus))
+    of_scores, of_collection = {"queries": queries, "scored_by": scored_by}, {"split": split}
+    others = {**(of_scores if is_model else {}), **({} if is_collection else of_collection)}
+    if wrong := [name for name, value in others.items() if value is not None]:
+        what = "a collection" if is_collection else "pairs" if is_model else "scores"
+        home = "scores" if wrong[0] in of_scores else "a collection"
+        raise InputError(
+            f"calibrate: got {', '.join(wrong)} for {what}; expected it for {home} alone; fix: leave it out"
+        )
+    options: dict[str, Any] = {"prior": prior, "positive_from": positive_from, "seed": seed}
+    if is_model:
+        given = collection_task(judged, split or SPLIT) if is_collection else as_pairs(judged)
         scorer: Any = load_scorer(source) if isinstance(source, str | Path) else source
         cache = None if is_folder else "none"
         pairs = score_judged(scorer, given, progress_bar if verbose else None, cache, **options)
     else:
-        pairs = checked_scores(source, judged, **options)
+        pairs = checked_scores(source, judged, queries, scored_by, **options)
     calibration = fit_calibration(pairs, anyway)
     if not calibration.helps:
         reason = f"the calibration is not used: {calibration.check.finding}; fix: {_in_python(calibration.check)}"

@@ -71,12 +71,13 @@ class Corpus:
     """
 
     def __init__(self, path: Path) -> None:
+        # before the texts: of a file that is replaced meanwhile it is never newer than they are
+        self.hash = file_hash(path) if path.is_file() else ""  # the reader says what is wrong with another path
+        """The SHA-256 of the bytes of the file."""
         schema = pa.schema(dict.fromkeys((column.name for column in DOCUMENT_COLUMNS), pa.string()))
         blocks = read_blocks(path, DOCUMENT_COLUMNS)
         batches = (pa.record_batch([*block.columns.values()], schema) for block in blocks)
         self._copy = spool(batches, schema, Path(tempfile.gettempdir()))
-        self.hash = file_hash(path)
-        """The SHA-256 of the bytes of the file."""
 
     def items(self) -> Iterator[tuple[str, Document]]:
         """Yield id and document in file order; they are never all in memory."""

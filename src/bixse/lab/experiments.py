@@ -303,7 +303,7 @@ def _wait_for_other_ranks(
 
 @dataclass(frozen=True)
 class RunJob(Job["ArmRun", RunResult]):
-    """Runs as shards. A shard is complete if its result is final; without a fingerprint it has no other marker."""
+    """Runs as shards. A shard is complete if its result is final."""
 
     inputs: Any
     folder: Path

@@ -32,19 +32,29 @@ class _Search:
     def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32], depth: int, documents: int) -> None:
         self.query_set = query_set
         self.best = TopK(embeddings, depth, search_device(len(embeddings), documents))
+        self.names: list[str] = []
+        """Ids of the hits, in the order of the corpus, when all documents are searched."""
 
     def add(self, ids: list[str], documents: NDArray[np.float32]) -> None:
         """Add a block; at equal scores the earlier document stays ahead."""
         rows = [row for row, name in enumerate(ids) if name not in self.query_set.left_out]
         self.best.add(documents if len(rows) == len(ids) else documents[rows])
 
-    def runs(self, names: Iterator[str]) -> Iterator[dict[str, dict[str, float]]]:
-        """Yield the run per block of queries; `names` are the ids of all documents, of which only hits are held."""
-        is_hit = np.zeros(self.best.seen, bool)
+    def mark_hits(self) -> None:
+        """Find the documents that are among the best of any query; `add_names` then gives their ids."""
+        self.is_hit, self.named = np.zeros(self.best.seen, bool), 0
         for _, positions in self._results():
-            is_hit[positions] = True
-        searched = (name for name in names if name not in self.query_set.left_out)
-        row_of, hit_names = np.cumsum(is_hit, dtype=np.int32) - 1, np.array(list(compress(searched, is_hit)), object)
+            self.is_hit[positions] = True
+
+    def add_names(self, ids: list[str]) -> None:
+        """Keep the ids of hits in the next block of all documents."""
+        searched = [name for name in ids if name not in self.query_set.left_out]
+        self.names += compress(searched, self.is_hit[self.named : self.named + len(searched)])
+        self.named += len(searched)
+
+    def runs(self) -> Iterator[dict[str, dict[str, float]]]:
+        """Yield the run per block of queries."""
+        row_of, hit_names = np.cumsum(self.is_hit, dtype=np.int32) - 1, np.array(self.names, object)
         for queries, (scores, positions) in zip(query_blocks(self.query_set.queries), self._results(), strict=True):
             hits = zip(queries, hit_names[row_of[positions]].tolist(), scores.tolist(), strict=True)
             yield {query: dict(zip(row, values, strict=True)) for query, row, values in hits}
@@ -69,7 +79,7 @@ class _Reranking:
             scores = documents[[row_of[name] for name in here]] @ query
             self.scores[query_id].update(zip(here, scores.tolist(), strict=True))
 
-    def runs(self, names: Iterator[str]) -> Iterator[dict[str, dict[str, float]]]:
+    def runs(self) -> Iterator[dict[str, dict[str, float]]]:
         yield self.scores
 
 
@@ -112,8 +122,14 @@ def search_blocks(
         if partial is not None and done < task.count and time.monotonic() - saved >= SAVE_SECONDS:
             _save(partial, searches, done)
             saved = time.monotonic()
+    for search in searches:
+        search.mark_hits()
+    names = (name for name, _ in (task.documents() if searches else ()))
+    while ids := list(islice(names, DOCUMENTS_PER_BLOCK)):
+        for search in searches:
+            search.add_names(ids)
     for state in states:
-        for run in state.runs(name for name, _ in task.documents()):
+        for run in state.runs():
             yield state.query_set.name, best_of(run, depth, frozenset(), True) if task.exclude_self else run
 
 

@@ -136,13 +136,13 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
         with _quiet_hub(offline=not download):
             _evaluate(system, task, record)
         record.save("finished")
-    _, per_query = read_figures(record.folder)
     try:
+        _, per_query = read_figures(record.folder)
         metrics, kind, seconds = (record.results[key] for key in ("metrics", "type", "seconds"))
-    except KeyError as error:
+    except (InputError, KeyError) as error:
         raise InputError(
-            f"{record.folder}: got results without {error}; expected those of a finished task; fix: delete the folder "
-            "and evaluate again"
+            f"{record.folder}: got missing or damaged results; expected those of a finished task; fix: delete the "
+            "folder and evaluate again"
         ) from error
     return Evaluation(name, metrics, per_query, {}, seconds, reused, precision=system.precision, group=kind)
 

@@ -46,12 +46,13 @@ if TYPE_CHECKING:
 
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.training.loop.trainer import GradedTrainer
+    from bixse.training.merge import MergeResult
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Trained(TrainResult, Table):
+class Trained(Table):
     """A trained model in memory, with the log of its training; prints as a few lines.
 
     Example:
@@ -61,8 +62,13 @@ class Trained(TrainResult, Table):
             trained.model.relevance("copy a folder", ["shutil.copytree", "os.remove"])
     """
 
-    model: RelevanceModel = field(kw_only=True)
-    folder: Path | None = field(kw_only=True)
+    model: RelevanceModel
+    history: list[dict[str, Any]] = field(repr=False)
+    """Log entries, one per step and one per dev evaluation."""
+    merge: MergeResult | None = field(repr=False)
+    """The merge with the base model's weights; None without a merge."""
+    warnings: list[str]
+    folder: Path | None
     """Folder of the run; None without `out`."""
 
     def cells(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
@@ -134,7 +140,7 @@ def train(
         for line in result.warnings:
             log.warning("%s", line)
         trained = build_encoder(result.model_path, trust_remote_code=config.trust_remote_code)
-    return Trained(**vars(result), model=trained, folder=None if out is None else run)
+    return Trained(trained, result.history, result.merge, result.warnings, None if out is None else run)
 
 
 def train_into(
@@ -152,7 +158,6 @@ def train_into(
         StorageError: the disk is full.
         InterruptedRunError: Ctrl-C stopped the run after a checkpoint.
     """
-    started = time.perf_counter()
     init_distributed()
     with use_precision(config.precision):
         config = config.resolved()
@@ -161,6 +166,7 @@ def train_into(
         if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
             record.results["model_path"] = out / MODEL_FOLDER
             return record.result(TrainResult, lambda _: [])
+        started = time.perf_counter()
         parts = make_parts(config, inputs)
         with no_library_bars():
             trainer = make_trainer(config, out, inputs, parts, title if progress else None)
@@ -197,11 +203,15 @@ def _recorded(record: Run, trainer: GradedTrainer, started: float) -> Iterator[N
                 stack.enter_context(alone_in(record.folder))
         stack.enter_context(storage_errors(record.folder))
         if is_main_process():
-            record.saved = "the last checkpoint is kept"
             record.save("running")
             stack.enter_context(record.ending())
         try:
             yield
+        except KeyboardInterrupt as error:  # in every process, since `train` then reads the checkpoint in all together
+            raise InterruptedRunError(
+                f"{record.folder}: stopped by Ctrl-C or SIGTERM; the last checkpoint, if there is one, is kept; the "
+                "same command continues from it"
+            ) from error
         finally:
             # with the seconds of earlier processes; `steps` leaves out evaluation and saving
             record.timings["train"] += time.perf_counter() - started

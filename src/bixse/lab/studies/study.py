@@ -68,7 +68,7 @@ def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
         default = study.defaults[key]
         kind, expected = VALUES.get(key, (Annotated[str, Field(strict=True)], "names"))
         if isinstance(default, list):
-            kind, expected = Annotated[list[kind], Field(min_length=1)], f"a list of {expected}"  # type: ignore[valid-type]
+            kind, expected = Annotated[list[kind], Field(min_length=1, strict=True)], f"a list of {expected}"  # type: ignore[valid-type]
         elif default is None:
             kind = kind | None
         try:
