@@ -162,6 +162,28 @@ def test_the_librarys_trainer_keeps_one_bias_in_all_processes(tiny_model_path, t
     assert biases != {"bias -2.0"}
 
 
+STOPPED = """
+import sys
+from bixse import InterruptedRunError, train
+from bixse.training.loop.trainer import GradedTrainer
+def stop(*given, **named):
+    raise KeyboardInterrupt
+GradedTrainer.training_step = stop
+pairs = [{"query": f"word {n}", "document": f"a text of {n}", "relevance": n / 8} for n in range(8)]
+try:
+    train(sys.argv[1], pairs, out=sys.argv[2], num_train_epochs=1, global_batch_size=4, verbose=False)
+except InterruptedRunError as error:
+    print("stopped", error.model)
+"""
+
+
+@pytest.mark.slow
+def test_a_ctrl_c_ends_all_processes_of_a_call_from_python_alike(tiny_model_path, tmp_path):
+    outputs = run_all(2, tiny_model_path, tmp_path / "out", script=STOPPED)
+    assert ["stopped None" in output for output in outputs] == [True, True]
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
+
+
 @pytest.mark.slow
 def test_processes_without_a_launcher_are_refused(tasks_file, tiny_model_path, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"} | {"WORLD_SIZE": "2"}
