@@ -37,7 +37,7 @@ test: $(TESTED)  ## check style and types and run the default tests
 	$(PARALLEL) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-all: $(TESTED)  ## every test, the slow ones too
-	$(PARALLEL) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not gpu and not net'
+	$(PARALLEL) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not nvidia and not net'
 
 lint: $(TESTED)  ## style and types alone
 	$(BIN)/ruff check .

@@ -2,19 +2,23 @@
 
     python benchmarks/cost.py [--pairs 100000000] [--documents 1000000000] [--queries 100000] [--rows 10000000]
     python benchmarks/cost.py scaling
+    python benchmarks/cost.py gpu
 
 What bixse itself takes was measured, by `bench_jobs.py` and `bench_eval.py`. `scaling` has memory and step time of
 large encoders and batches on eight devices, a row per encoder and batch: one graded document per query, trained weights
 in float32 (frozen ones in bf16), bf16 autocast, gradient checkpointing, `gradient_cache: true` with mini-batches of 32
-texts. Bytes are of one device; a step is the computation alone, without input or output.
+texts. Bytes are of one device; a step is the computation alone, without input or output. `gpu` has what one GPU holds
+and at most computes, with the budget of tokens per pass that bixse derives there.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
+from bixse.encoders.embedding import TOKENS_PER_PASS, USED_SHARE, bytes_per_token
 from bixse.index.index_files import GROUP_ROWS, shard_rows
 from bixse.judging.grade import ROWS
 from bixse.losses.tiles.products import DEVICE_TILE_BYTES
@@ -36,7 +40,7 @@ class EncoderSize(NamedTuple):
     """Weights that are trained; None: all."""
 
 
-JOBS = ("grade", "mine", "train", "scaling")
+JOBS = ("grade", "mine", "train", "scaling", "gpu")
 GB = 1e9
 TEXTS_PER_PASS = 32
 DEVICES, BATCHES = 8, (256, 4096, 65536)
@@ -54,6 +58,17 @@ ENCODERS = {
     "Mistral-7B": EncoderSize(parameters=7.242e9, multiplied=7.111e9, layers=32, hidden=4096),
 }
 """Name -> size, from its config.json."""
+MEMORY = 80e9
+"""Bytes of one GPU."""
+ON_ONE = {
+    "all-MiniLM-L6-v2": (EncoderSize(parameters=22.7e6, multiplied=10.6e6, layers=6, hidden=384), 1536),
+    "bge-base-en-v1.5": (EncoderSize(parameters=109e6, multiplied=85.1e6, layers=12, hidden=768), 3072),
+    "SmolLM2-135M": (EncoderSize(parameters=134.5e6, multiplied=106.2e6, layers=30, hidden=576), 1536),
+    "Qwen2.5-0.5B": (ENCODERS["Qwen2.5-0.5B"], 4864),
+    "Qwen2.5-1.5B": (ENCODERS["Qwen2.5-1.5B"], 8960),
+    "Mistral-7B": (ENCODERS["Mistral-7B"], 14336),
+}
+"""Name -> size, and hidden units of the feed-forward layers, from its config.json."""
 LORA_SHARE = 0.02
 """Weights of adapters of rank 32 on every linear layer, over the encoder's."""
 HOUR, TB = 3600, 1e12
@@ -233,6 +248,28 @@ def scaling() -> None:
     table(head, *rows)
 
 
+def one_gpu() -> None:
+    """Print what one GPU holds: weights and optimizer, tokens per pass, and pairs per second without any loss."""
+    rows = []
+    for name, (size, inner) in ON_ONE.items():
+        config = SimpleNamespace(
+            hidden_size=size.hidden, intermediate_size=inner, num_hidden_layers=size.layers, num_attention_heads=1
+        )
+        row = [name]
+        for one in (size, with_adapters(size)):
+            held = weight_bytes(one)
+            tokens = int(USED_SHARE * (MEMORY - held) / bytes_per_token(config, gradients=True))
+            fits = tokens >= TOKENS_PER_PASS[0]
+            row += [f"{held / GB:.1f}", f"{min(tokens, TOKENS_PER_PASS[1]):,}" if fits else "does not fit"]
+        free = USED_SHARE * (MEMORY - BYTES_PER_FROZEN * size.parameters)
+        encoding = min(int(free / bytes_per_token(config, gradients=False)), TOKENS_PER_PASS[1])
+        each = operations(size, [(QUERY_TOKENS, 1), (DOCUMENT_TOKENS, 1)], checkpointing=False)
+        rows.append([*row, f"{encoding:,}", f"{ACHIEVED / each:,.0f}"])
+    table(
+        ["encoder", "full, GB", "tokens per pass", "LoRA, GB", "tokens per pass", "encoding", "pairs/s, at most"], *rows
+    )
+
+
 def main() -> None:
     """Print the tables as Markdown."""
     given = options(
@@ -244,7 +281,7 @@ def main() -> None:
         rows=Option(10**7, "to train on"),
     )
     work = {"grade": partial(grading, given.pairs), "mine": partial(mining, given.documents, given.queries),
-            "train": partial(training, given.rows), "scaling": scaling}  # fmt: skip
+            "train": partial(training, given.rows), "scaling": scaling, "gpu": one_gpu}  # fmt: skip
     for job in given.jobs:
         work[job]()
 

@@ -32,14 +32,14 @@ for part in "${parts[@]}"; do
       fi ;;
     resume)
       if [ -n "$quick" ]; then timed resume tests tests/training/test_on_a_gpu.py
-      else timed resume tests tests/training/test_on_a_gpu.py -m gpu; fi ;;
+      else timed resume tests tests/training/test_on_a_gpu.py -m "gpu or nvidia"; fi ;;
     quickstart)
       if [ -n "$quick" ]; then timed quickstart "$python" -m bixse quickstart --help
       else timed quickstart "$python" -m bixse quickstart --out "$out/quickstart"; fi ;;
     tests)
       if [ -n "$quick" ]; then timed tests tests tests/test_settings.py
       else  # each worker on one thread: more would only wait for one another
-        OMP_NUM_THREADS=1 timed gpu-tests tests tests -m gpu
+        OMP_NUM_THREADS=1 timed gpu-tests tests tests -m "gpu or nvidia"
         OMP_NUM_THREADS=1 timed tests tests tests/{losses,encoders,training,evaluation,calibration,search} -n 12
       fi ;;
     *) echo "$part: no such part"; failed=$((failed + 1)) ;;

@@ -3,6 +3,7 @@ import os
 import shutil
 import signal
 import tempfile
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from string import ascii_lowercase
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from bixse.encoders.loading.precision import PRECISION_VARIABLE, use_precision
+from helpers.card import stand_in
 from helpers.chat_server import chat_server
 from helpers.toy import BERT_SIZES
 from helpers.ui_browser import started_chromium
@@ -19,6 +21,7 @@ from helpers.ui_browser import started_chromium
 os.environ["HF_HUB_OFFLINE"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with SIGINT ignored
 os.environ.setdefault(PRECISION_VARIABLE, "float32")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses deterministic algorithms
 
 jinja2.Template = cache(jinja2.Template)  # sentence-transformers compiles its model card at each save, for 0.2 s
 
@@ -43,6 +46,14 @@ def pytest_runtest_protocol(item):
     """Run a test marked `precision` in that dtype, its fixtures and processes too."""
     marker = item.get_closest_marker("precision")
     with use_precision(marker.args[0] if marker is not None else None):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Run a test marked `gpu` on a stand-in where there is no GPU."""
+    imitated = item.get_closest_marker("gpu") is not None and not torch.cuda.is_available()
+    with stand_in() if imitated else nullcontext():
         return (yield)
 
 

@@ -1,5 +1,5 @@
-import argparse
 import csv
+import importlib
 import json
 import os
 import re
@@ -17,7 +17,7 @@ OTHERS = {
     "bench_grade_server": (["--quick"], "bixse_per_second"),
     "bench_jobs": (["--sizes", "200"], "grade from ledger"),
     "bench_stores": (["--quick"], "SQ8"),
-    "cost": (["train", "scaling"], "all weights, shared out"),
+    "cost": (["train", "scaling", "gpu"], "does not fit"),
     "mining_grades": (["--quick"], "top, one known"),
     "results": (["--help"], "--cranfield"),
 }
@@ -125,20 +125,28 @@ def test_bench_eval(table):
     assert float(rows[0]["ratio"]) == float(rows[0]["cpu_ratio"]) == 1.0
 
 
-def test_the_search_of_bench_eval_on_a_gpu_finds_the_same(monkeypatch):
-    """The CPU stands in for the GPU."""
-    monkeypatch.syspath_prepend(FOLDER)
-    import bench_eval
+ON_A_GPU = {
+    "bench_loss": ["fused", "plain", "compiled", "products"],
+    "bench_eval": ["product, top 100", "product", "bixse, search", "bixse, search from host memory"],
+    "bench_encode": ["sentence-transformers, best", "bixse", "tokenizer", "bare products"],
+    "bench_train": ["stock, tuned", "stock, tuned, 4 workers", "stock, tuned, 8 workers", "bixse", "infonce"],
+}
 
-    sizes = argparse.Namespace(device="cpu", passages=3000, queries=40, dim=16, rounds=1)
-    rows = list(bench_eval.gpu_rows(sizes))
-    assert [row["method"] for row in rows] == [
-        "product, top 100",
-        "product",
-        "bixse, search",
-        "bixse, search from host memory",
-    ]
-    assert all(row["seconds"] > 0 and float(row["difference"]) < 1e-5 for row in rows)
+
+@pytest.mark.gpu
+@pytest.mark.precision("bfloat16")  # as on a GPU
+@pytest.mark.parametrize(
+    "script", [pytest.param(name, marks=pytest.mark.slow) if name == "bench_train" else name for name in ON_A_GPU]
+)
+def test_the_smallest_run_on_a_gpu(script, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(sys, "argv", [script, "--quick", "--out", str(tmp_path / "table.csv")])
+    importlib.import_module(script).main()
+    with (tmp_path / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == ON_A_GPU[script]
+    assert len({row["card"] for row in rows}) == 1
+    assert all(float(row.get("difference") or 0) < 0.02 for row in rows)
 
 
 @pytest.mark.slow

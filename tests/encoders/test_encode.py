@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from sentence_transformers.util import batch_to_device
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig
 
@@ -26,6 +27,17 @@ from bixse.losses.base import identical_texts
 from helpers.batches import padded_left
 
 TEXTS = ["copy a file", "sleep in a thread", "move"]
+
+
+class Wrapper(torch.nn.Module):
+    """Keeps an encoder as its `module`, as distributed wrappers do."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, features):
+        return self.module(features)
 
 
 def check_as_sentence_transformers_encodes(model):
@@ -199,10 +211,10 @@ class TestEmbedFeatures:
 
     @pytest.mark.parametrize("cached", [True, False])
     def test_embeddings_are_cut_to_the_dimensions_of_the_model_wrapped_or_not(self, tiny_model, cached):
-        features = tiny_model.preprocess(OF_ALL_LENGTHS)
+        features = batch_to_device(tiny_model.preprocess(OF_ALL_LENGTHS), tiny_model.device)
         complete = embed_features(tiny_model, features, 3, cached)
         tiny_model.truncate_dim = 5
-        for model in (tiny_model, torch.nn.DataParallel(tiny_model)):
+        for model in (tiny_model, Wrapper(tiny_model)):
             torch.testing.assert_close(embed_features(model, features, 3, cached), complete[:, :5])
 
     def test_a_pass_reads_no_padding_and_every_row_once(self):

@@ -26,7 +26,6 @@ def test_recipe_trains_a_model_with_probabilities(capsys, tiny_model_path, actio
     assert code.count(NAME) == 1
     (tmp_path / "pairs.jsonl").write_bytes((actions.parent / "pairs.jsonl").read_bytes())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     names: dict = {}
     exec(code.replace(NAME, str(tiny_model_path)), names)
     folder = Path(f"runs/{word}/model")

@@ -20,7 +20,7 @@ from bixse.index import index_files
 from bixse.index import make_index as index_module
 from bixse.index.index_files import read_manifest
 from bixse.index.search import IndexSystem, open_index
-from bixse.search import tasks
+from bixse.search import exact, tasks
 from helpers.command import call, refused, result_of
 from helpers.toy import index_of, save_toy
 
@@ -150,8 +150,8 @@ def test_hits_equal_those_of_a_float64_product(tiny_model, folder, documents, to
 def test_index_on_a_gpu_or_copied_to_it_gives_the_documents_of_the_cpu(tiny_model, folder, monkeypatch, free):
     queries = np.random.default_rng(0).standard_normal((40, 32)).astype(np.float32)
     with open_index(folder, tiny_model) as index:
-        monkeypatch.setattr(index_files, "home_of", lambda size: "cuda" if size < free else "cpu")
-        monkeypatch.setattr(index_files, "search_device", lambda queries, documents: "cuda")
+        monkeypatch.setattr(exact, "home_of", lambda size: "cuda" if size < free else "cpu")
+        monkeypatch.setattr(exact, "search_device", lambda queries, documents: "cuda")
         answers = index._files.search(queries, 7)
         expected = [np.argsort(-row, kind="stable")[:7] for row in queries @ index._files.embeddings(0, 100).T]
     assert [[name for name, _, _ in line] for line in answers] == [[f"d{n}" for n in row] for row in expected]

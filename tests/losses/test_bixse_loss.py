@@ -301,7 +301,7 @@ def test_the_example_in_the_docstring_trains(word, tmp_path, monkeypatch):
     assert names["trainer"].state.global_step > 0
     untrained = names["build_encoder"]("demo")
     pairs = zip(untrained.parameters(), names["model"].parameters(), strict=True)
-    assert any(not torch.equal(before, after.cpu()) for before, after in pairs)
+    assert any(not torch.equal(before.cpu(), after.cpu()) for before, after in pairs)
 
 
 def test_a_common_shift_of_all_cosines_moves_the_cut_and_not_infonce(tiny_model):

@@ -47,7 +47,6 @@ def test_many_small_gradients_are_kept():
     assert float(gradient[0, 0]) == pytest.approx(documents * sigma, rel=2**-9)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 @pytest.mark.gpu
 @pytest.mark.parametrize("products", ["float32", "bfloat16"])
 def test_the_loss_on_a_gpu(products):

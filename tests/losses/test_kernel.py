@@ -21,7 +21,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") 
 SHAPES = [(37, 53, 24), (1, 300, 40), (260, 140, 72), (128, 256, 64)]
 
 
-@pytest.fixture(params=["interpreter", "descriptors", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["interpreter", "descriptors", pytest.param("cuda", marks=pytest.mark.nvidia)])
 def device(request, monkeypatch):
     """The device whose tiles the kernels compute; tiles are read by pointers, or by the descriptors of Hopper."""
     if request.param == "cuda":
@@ -163,8 +163,7 @@ def test_an_embedding_that_is_not_finite_makes_the_loss_nan(device):
     assert in_kernel(batch, device)[0].isnan()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.nvidia
 def test_16384_queries_and_documents_take_at_most_600_mb():
     generator = torch.Generator().manual_seed(0)
     embeddings = (torch.nn.functional.normalize(torch.randn(16384, 384, generator=generator)) for _ in range(2))

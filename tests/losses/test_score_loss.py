@@ -17,6 +17,7 @@ from sentence_transformers import (
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sparse_encoder.losses import SpladeLoss
 from sentence_transformers.sparse_encoder.modules import SpladePooling
+from sentence_transformers.util import batch_to_device
 
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, ModelError
@@ -59,6 +60,19 @@ def expected_loss(model, scale, bias):
 def test_the_loss_equals_loops_over_the_scores_of_the_library(model, bias):
     loss = ScoreLoss(model, bias=bias, scale=0.5)
     assert float(loss(features(model), LABELS)) == pytest.approx(expected_loss(model, 0.5, bias), rel=1e-4)
+
+
+@pytest.mark.gpu
+def test_the_loss_on_a_gpu_is_that_of_the_cpu(model):
+    values = []
+    for device in ("cpu", "cuda"):
+        loss = ScoreLoss(model.to(device), bias=-0.7, scale=0.5)
+        parts, labels = [batch_to_device(part, device) for part in features(model)], LABELS.to(device)
+        values.append([float(loss(parts, labels).detach())])
+        if isinstance(model, SparseEncoder):  # as SpladeLoss calls it
+            embeddings = [model(dict(part))["sentence_embedding"] for part in parts]
+            values[-1].append(float(loss.compute_loss_from_embeddings(embeddings, labels).detach()))
+    assert values[1] == pytest.approx(values[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["bixse", "infonce", "distill-kl", "lambdaloss-v2"])

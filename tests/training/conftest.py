@@ -16,6 +16,15 @@ SHARED_QUERIES = 45
 """Queries of two tasks, of sizes no batch divides: the last batches are uneven among the processes."""
 
 
+@pytest.fixture(scope="package", autouse=True)
+def deterministic():
+    """Let a GPU add in one order, as resumed runs are compared bit by bit."""
+    if torch.cuda.is_available():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="session")
 def graded_pairs(actions):
     return load_graded_pairs(actions.parent / "pairs.jsonl")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from torch.nn.functional import normalize
 
 from bixse.data.graded_pairs import Pairs
@@ -234,10 +235,10 @@ def whole_batch(trainer):
 
 
 def check_equal(trainer, model, passes=2):
-    features, _ = trainer.collect_features(whole_batch(trainer))
+    features, _ = trainer.collect_features(send_to_device(whole_batch(trainer), model.device))
     model.eval()
     with torch.no_grad():
-        queries, documents = (normalize(embed_features(model, part, passes), dim=-1).numpy() for part in features)
+        queries, documents = (normalize(embed_features(model, part, passes), dim=-1).cpu().numpy() for part in features)
     for vectors, texts, kind in ((queries, QUERIES, "query"), (documents, DOCUMENTS, "document")):
         np.testing.assert_allclose(vectors, encode_texts(model, texts, kind, precision="float32"), atol=1e-6)
 

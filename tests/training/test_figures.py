@@ -1,37 +1,28 @@
 import json
 import math
+from itertools import pairwise
 
 import pytest
-import torch
 from test_trainer import make_trainer
-from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import TrainerCallback
 
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import DivergedError
-from bixse.losses import InfoNCELoss
+from bixse.losses import build_loss
 from bixse.training.loop import figures
 from bixse.training.loop.checkpoints import StepLog
 from bixse.training.loop.trainer import GradedTrainer
+from helpers.card import stand_in
 
 ONE_EPOCH = {"per_device_train_batch_size": 2, "num_train_epochs": 1}  # the loader of an epoch reads its seed
 RATES = ("train_pairs_per_second", "train_tokens_per_second")
 
 
-class Reads(TorchDispatchMode):
-    """Counts the numbers that are read from tensors one by one."""
-
-    number = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.number += function is torch.ops.aten._local_scalar_dense.default
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.fixture
 def slow_device(monkeypatch):
-    """A CPU whose figures are read as seldom as those of a slow device."""
-    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", {"cpu": 1000.0})
+    """A device whose figures are read seldom."""
+    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", dict.fromkeys(("cpu", "cuda"), 1000.0))
 
 
 def trained(path, pairs, folder, **changes):
@@ -61,7 +52,7 @@ def test_a_log_that_is_written_seldom_has_the_entries_of_one_that_is_written_at_
     (tmp_path / "often").mkdir()
     (tmp_path / "seldom").mkdir()
     each, expected = trained(tiny_model_path, graded_pairs, tmp_path / "often", **changes)
-    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", {"cpu": 1000.0})
+    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", dict.fromkeys(("cpu", "cuda"), 1000.0))
     seldom, history = trained(tiny_model_path, graded_pairs, tmp_path / "seldom", **changes)
     assert without_rates(history) == without_rates(expected)
     assert each.state.global_step == seldom.state.global_step == (6 if "gradient_accumulation_steps" in changes else 12)
@@ -71,28 +62,24 @@ def test_a_log_that_is_written_seldom_has_the_entries_of_one_that_is_written_at_
     assert seldom.figures.seconds > 0
 
 
-def test_steps_between_two_reads_read_nothing(tiny_model, graded_pairs, tmp_path, slow_device, monkeypatch):
-    loss = InfoNCELoss(tiny_model)
-    trainer = make_trainer(tiny_model, graded_pairs, tmp_path, loss, save_strategy="no", **ONE_EPOCH)
-    compute, read, borders, reads = GradedTrainer.compute_loss, figures.UnreadFigures.read, [], []
+@pytest.mark.parametrize("word", ["bixse", "infonce", "soft-infonce", "margin-mse", "distill-kl"])
+def test_steps_wait_for_a_gpu_where_figures_are_read_alone(tiny_model_path, graded_pairs, tmp_path, monkeypatch, word):
+    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", {"cuda": 1000.0})
+    begins = []
 
-    def noted(self, *args, **kwargs):
-        borders.append(mode.number)
-        value = compute(self, *args, **kwargs)  # encoder and loss are tested elsewhere
-        borders.append(mode.number)
-        return value
+    class Begins(TrainerCallback):
+        def on_step_begin(self, *args, **kwargs):
+            begins.append(len(card.waits))
 
-    def counted(self, *args, **kwargs):
-        reads.append(trainer.state.global_step)
-        return read(self, *args, **kwargs)
-
-    monkeypatch.setattr(GradedTrainer, "compute_loss", noted)
-    monkeypatch.setattr(figures.UnreadFigures, "read", counted)
-    with Reads() as mode:
+    with stand_in() as card:
+        model = RelevanceModel(str(tiny_model_path), device="cuda")
+        options = {**ONE_EPOCH, "save_strategy": "no", "callbacks": [Begins()], "bf16": True}
+        trainer = make_trainer(model, graded_pairs, tmp_path, build_loss(word, model), **options)
         trainer.train()
-    assert reads == [1, 3, 7, 15, 15], "twice as many steps each time, at the end, and after it"
-    assert borders[1:-1:2] == borders[2::2], "nothing is read outside of encoder and loss"
-    assert len(borders) == 2 * 15
+    waits = {step: card.waits[slice(*part)] for step, part in enumerate(pairwise(begins), 1) if part[0] < part[1]}
+    assert list(waits) == [1, 3, 7], "twice as many steps each time"
+    assert [what for what, _ in waits[3] + waits[7]] == ["tolist"] * 2
+    assert len(begins) == 15
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -49,7 +49,8 @@ class PairwiseLoss(RowWiseLoss):
         winner = targets.relevance > 0
         winners = zip(targets.rows[winner].split(len(logits)), targets.columns[winner].split(len(logits)), strict=True)
         gradient = torch.zeros_like(logits)
-        value, pairs = logits.new_zeros((), dtype=torch.float64), 0
+        value = logits.new_zeros((), dtype=torch.float64)
+        pairs = torch.zeros((), dtype=torch.long, device=logits.device)
         for rows, columns in winners:
             weighed = weights(rows, columns)  # (P, N)
             behind = logits[rows].sub_(logits[rows, columns].unsqueeze(1))  # s_k - s_j
@@ -57,8 +58,8 @@ class PairwiseLoss(RowWiseLoss):
             push = behind.sigmoid_().mul_(weighed)
             gradient.index_add_(0, rows, push)
             gradient.index_put_((rows, columns), -push.sum(dim=1), accumulate=True)
-            pairs += int(weighed.count_nonzero())
-        queries = len(targets.rows[winner].unique())
+            pairs += weighed.count_nonzero()
+        queries = (relevance > 0).any(dim=1).sum()
         return ChunkResult(value, pairs if self.mean_over == "pairs" else queries, gradient)
 
 

@@ -56,8 +56,9 @@ class GradedTargets:
         cls, rows: ArrayLike, columns: ArrayLike, relevance: ArrayLike, shape: tuple[int, int]
     ) -> GradedTargets:
         """Make targets of M known entries; each is inside the batch, given once, and in [0, 1] or NaN (masked)."""
-        row, column = (torch.as_tensor(np.asarray(part, dtype=np.int64)) for part in (rows, columns))
-        values = torch.as_tensor(np.asarray(relevance))
+        parts = rows, columns, relevance
+        row, column, values = (p if isinstance(p, Tensor) else torch.from_numpy(np.array(p)) for p in parts)
+        row, column = row.long(), column.long()
         if not values.is_floating_point():
             values = values.float()
         queries, documents = shape
@@ -171,9 +172,8 @@ class GradedTargets:
         """Return (z, weight), both (B, N): relevance, and 1 for entries that count, 0 for masked entries."""
         z = torch.zeros(self.shape, dtype=dtype, device=self.relevance.device)
         weight = torch.ones(self.shape, dtype=dtype, device=self.relevance.device)
-        masked = self.relevance.isnan()
         z[self.rows, self.columns] = self.relevance.nan_to_num(0.0).to(dtype)
-        weight[self.rows[masked], self.columns[masked]] = 0.0
+        weight[self.rows, self.columns] = 1.0 - self.relevance.isnan().to(dtype)  # selecting would make a GPU wait
         return z, weight
 
     def graded(self, dtype: torch.dtype = torch.float32) -> Tensor:
