@@ -56,7 +56,7 @@ BUDGET = {
     "data": (2770, 41),
     "rendering": (810, 10),
     "encoders": (3100, 30),
-    "losses": (2340, 23),
+    "losses": (2380, 24),
     "search": (1010, 27),
     "evaluation": (1970, 77),
     "calibration": (1450, 55),

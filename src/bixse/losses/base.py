@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -92,7 +93,8 @@ class GradedLoss(nn.Module, ABC):
             first, targets = self.targets_of_labels(query_features, document_features, labels)
         texts = [*document_features, query_features]
         if (joined := joined_columns(self.model, texts)) is None:
-            parts = [self._embed(features) for features in texts]
+            with nullcontext() if self.options.gradient_cache else tokens_of_batch(self.model, texts):
+                parts = [self._embed(features) for features in texts]
         else:  # common passes save work
             parts = [*self._embed(joined).split([number_of_texts(features) for features in texts])]
         queries, documents = parts.pop(), torch.cat(parts)
@@ -190,6 +192,42 @@ class GradedLoss(nn.Module, ABC):
 
     def get_config_dict(self) -> dict[str, Any]:
         return self.options.model_dump()
+
+
+@contextmanager
+def tokens_of_batch(model: nn.Module, columns: Sequence[Features]) -> Iterator[None]:
+    """A context in which an encoder on a CPU looks tokens up in a table of those of the batch alone.
+
+    Otherwise each pass has a gradient of the whole table: 47 MB to fill and to add for BERT's vocabulary. The gradients
+    are the same to the last bit. Embeddings must not be computed again after the context.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.loading.backbones import backbones
+
+    inner = getattr(model, "module", model)  # of a distributed wrapper
+    ids = [part["input_ids"].flatten() for part in columns if "input_ids" in part]
+    # a GPU has few passes, and would wait for the number of tokens
+    is_useful = ids and ids[0].device.type == "cpu" and torch.is_grad_enabled() and not is_sharded(model)
+    with ExitStack() as stack:
+        for part in backbones(inner) if is_useful and isinstance(inner, SentenceTransformer) else ():
+            table: Any = part.auto_model.get_input_embeddings()
+            if not isinstance(table, nn.Embedding) or not table.weight.requires_grad:
+                continue
+            weight: Any = table.weight
+            padding, tokens = table.padding_idx, torch.cat(ids).unique()
+            tokens = tokens[tokens < len(weight)]  # routes have tables of their own
+            rows = tokens.new_zeros(len(weight)).index_copy_(0, tokens, torch.arange(len(tokens)))
+            hook = table.register_forward_pre_hook(lambda _, given, rows=rows: (rows[given[0]],))
+            stack.callback(hook.remove)
+            stack.callback(setattr, table, "padding_idx", padding)
+            # PyTorch adds nothing to the gradient of this row
+            table.padding_idx = int(rows[padding]) if padding is not None and bool((tokens == padding).any()) else None
+            del table.weight
+            stack.callback(table.register_parameter, "weight", weight)
+            table.__dict__["weight"] = weight.index_select(0, tokens)
+            stack.callback(table.__dict__.pop, "weight")
+        yield
 
 
 def _check_embeds(model: object) -> None:
