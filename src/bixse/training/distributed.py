@@ -112,8 +112,10 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     # torch's DistributedDataParallel averages during the backward pass, and expects one forward pass per step through
     # its wrapper; an encoder runs many passes per step, also in the backward pass if checkpointed or cached; the sum
     # afterwards is correct for all these passes, and for the loss's own parameters
+    if world_size() == 1:
+        return
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if world_size() == 1 or not trained:
+    if not trained:
         return
     import torch
     import torch.distributed as dist
