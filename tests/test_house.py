@@ -15,8 +15,8 @@ ENTRIES = {"train": "bixse.training.recipe", "evaluate": "bixse.evaluation.evalu
 LIMITS = {
     "functions above 50 lines": 2,
     "private functions with one caller": 331,
-    "lines reached from train": 10_322,
-    "lines reached from evaluate": 5_284,
+    "lines reached from train": 10_356,
+    "lines reached from evaluate": 5_286,
     "classes of settings": 47,
     "settings": 299,
 }

@@ -27,7 +27,8 @@ GIGABYTE = 2**30
 VIEWS = """_unsafe_view alias as_strided detach diagonal empty empty_like empty_strided expand new_empty permute reshape
 select slice split split_with_sizes squeeze t transpose unbind unfold unsqueeze view""".split()  # noqa: SIM905
 """Operations that a GPU does not launch."""
-READS = ("_local_scalar_dense", "equal", "masked_select", "nonzero")
+READS = """_local_scalar_dense _unique2 bincount equal masked_select nonzero repeat_interleave unique_consecutive
+unique_dim""".split()  # noqa: SIM905
 """Operations whose result the CPU needs at once."""
 BY_INDEX = ("index", "index_put", "index_put_", "_index_put_impl_")
 """Operations that take indices from the CPU."""
@@ -82,7 +83,7 @@ class Card(TorchDispatchMode):
         if name == "copy_":
             if marked[0] != marked[1] and not any(map(bool, (*args[2:], kwargs.get("non_blocking")))):
                 self.wait("copy_")
-        elif name not in BY_INDEX and any(part.dim() for part, on in zip(inputs, marked, strict=True) if not on):
+        elif self._is_mixed(name, inputs, marked, len(tensors_in(args[1])) if name in BY_INDEX else 0):
             raise RuntimeError(f"{operation}: got tensors on cuda and on the CPU: {[part.shape for part in inputs]}")
         elif name in READS or (name in BY_INDEX and self._needs_sizes(tensors_in(args[1]))):
             self.wait(name)
@@ -97,6 +98,17 @@ class Card(TorchDispatchMode):
         for part in tensors_in(result):
             mark(part, True)
         return result
+
+    @staticmethod
+    def _is_mixed(name: str, inputs: list[torch.Tensor], marked: list[bool], indices: int) -> bool:
+        """Return True for tensors that a GPU refuses: indices and numbers alone may be on the CPU."""
+        of_cpu = [not on and part.dim() > 0 for part, on in zip(inputs, marked, strict=True)]
+        changed = (name.endswith("_") or indices) and not marked[0]
+        return (
+            any(of_cpu[1 + indices :] if indices else of_cpu)
+            or changed
+            or (name in ("cat", "stack") and not all(marked))
+        )
 
     @staticmethod
     def _needs_sizes(indices: list[torch.Tensor]) -> bool:
@@ -133,14 +145,18 @@ class Devices(TorchFunctionMode):
             like = args[1]
             target, dtype = (like.device, (like.dtype,)) if isinstance(like, torch.Tensor) else (like, ())
             args = (source, target, *dtype, *args[2:])
+        if name == "new_tensor" and target is None:
+            target = source.device
         if target is None or (target := torch.device(target)).type == "meta":
             return function(*args, **kwargs)
         on_card = target.type == "cuda"
-        if "device" in kwargs:
+        if "device" in kwargs or name == "new_tensor":
             kwargs["device"] = CPU
         elif name == "to":
             args = (source, CPU, *args[2:])
         if source is None or is_marked(source) == on_card:
+            if on_card and (name == "new_tensor" or (name in ("as_tensor", "tensor") and source is None)):
+                self.card.wait("copy to the card")  # of numbers in Python
             result = function(*args, **kwargs)
         else:
             if not kwargs.get("non_blocking"):

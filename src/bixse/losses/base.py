@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -196,10 +196,11 @@ class GradedLoss(nn.Module, ABC):
 
 @contextmanager
 def tokens_of_batch(model: nn.Module, columns: Sequence[Features]) -> Iterator[None]:
-    """A context in which an encoder on a CPU looks tokens up in a table of those of the batch alone.
+    """A context in which an encoder on a CPU looks tokens up in tables of those of the batch alone.
 
     Otherwise each pass has a gradient of the whole table: 47 MB to fill and to add for BERT's vocabulary. The gradients
-    are the same to the last bit. Embeddings must not be computed again after the context.
+    are the same to the last bit. In the context the model cannot be saved or copied, and embeddings must not be
+    computed again after it.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -209,25 +210,52 @@ def tokens_of_batch(model: nn.Module, columns: Sequence[Features]) -> Iterator[N
     ids = [part["input_ids"].flatten() for part in columns if "input_ids" in part]
     # a GPU has few passes, and would wait for the number of tokens
     is_useful = ids and ids[0].device.type == "cpu" and torch.is_grad_enabled() and not is_sharded(model)
+    tables: dict[Any, None] = {}  # routes may share one
+    for part in backbones(inner) if is_useful and isinstance(inner, SentenceTransformer) else ():
+        with suppress(NotImplementedError, AttributeError):  # of models that do not name theirs
+            tables[part.auto_model.get_input_embeddings()] = None
     with ExitStack() as stack:
-        for part in backbones(inner) if is_useful and isinstance(inner, SentenceTransformer) else ():
-            table: Any = part.auto_model.get_input_embeddings()
-            if not isinstance(table, nn.Embedding) or not table.weight.requires_grad:
+        for table in tables:
+            if not isinstance(table, nn.Embedding) or list(table._parameters) != ["weight"]:
                 continue
-            weight: Any = table.weight
-            padding, tokens = table.padding_idx, torch.cat(ids).unique()
-            tokens = tokens[tokens < len(weight)]  # routes have tables of their own
-            rows = tokens.new_zeros(len(weight)).index_copy_(0, tokens, torch.arange(len(tokens)))
-            hook = table.register_forward_pre_hook(lambda _, given, rows=rows: (rows[given[0]],))
-            stack.callback(hook.remove)
-            stack.callback(setattr, table, "padding_idx", padding)
-            # PyTorch adds nothing to the gradient of this row
-            table.padding_idx = int(rows[padding]) if padding is not None and bool((tokens == padding).any()) else None
-            del table.weight
-            stack.callback(table.register_parameter, "weight", weight)
-            table.__dict__["weight"] = weight.index_select(0, tokens)
-            stack.callback(table.__dict__.pop, "weight")
+            if table.weight.requires_grad and not (table.max_norm or table.sparse or table.scale_grad_by_freq):
+                stack.enter_context(_smaller_table(table, torch.cat(ids)))
         yield
+
+
+@contextmanager
+def _smaller_table(table: nn.Embedding, ids: Tensor) -> Iterator[None]:
+    """A context in which a table has the rows of these ids alone; the whole table is back when others are asked for."""
+    weight: Any = table.weight
+    padding = table.padding_idx
+    distinct = torch.cat([ids, ids.new_tensor([] if padding is None else [padding])]).unique()
+    distinct = distinct[distinct < len(weight)]  # routes have vocabularies of their own
+    rows = ids.new_full((len(weight),), len(distinct)).index_copy_(0, distinct, torch.arange(len(distinct)).to(ids))
+
+    def restore() -> None:
+        table.__dict__.pop("weight", None)
+        table._parameters["weight"] = weight
+        table.padding_idx = padding
+
+    def read(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+        if "weight" not in table.__dict__:
+            return None
+        if not given or bool((rows[given[0]] == len(distinct)).any()):
+            restore()
+            return None
+        return (rows[given[0]],)
+
+    hook = table.register_forward_pre_hook(read)
+    try:
+        part = weight.index_select(0, distinct)
+        del table._parameters["weight"]
+        # PyTorch adds nothing to the gradient of the row of padding
+        table.padding_idx = None if padding is None else int(rows[padding])
+        table.__dict__["weight"] = part
+        yield
+    finally:
+        restore()
+        hook.remove()
 
 
 def _check_embeds(model: object) -> None:

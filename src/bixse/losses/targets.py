@@ -56,9 +56,11 @@ class GradedTargets:
         cls, rows: ArrayLike, columns: ArrayLike, relevance: ArrayLike, shape: tuple[int, int]
     ) -> GradedTargets:
         """Make targets of M known entries; each is inside the batch, given once, and in [0, 1] or NaN (masked)."""
-        parts = rows, columns, relevance
-        row, column, values = (p if isinstance(p, Tensor) else torch.from_numpy(np.array(p)) for p in parts)
-        row, column = row.long(), column.long()
+        row, column = (
+            part.long() if isinstance(part, Tensor) else torch.from_numpy(np.array(part, dtype=np.int64))
+            for part in (rows, columns)
+        )
+        values = relevance.detach() if isinstance(relevance, Tensor) else torch.from_numpy(np.array(relevance))
         if not values.is_floating_point():
             values = values.float()
         queries, documents = shape
