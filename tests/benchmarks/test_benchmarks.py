@@ -22,7 +22,7 @@ OTHERS = {
     "results": (["--help"], "--cranfield"),
 }
 """Script -> its smallest run, and a word of what it prints. That of `results` is in `tests/test_pages.py`."""
-LONG = ("bench_grade_server", "bench_jobs", "mining_grades", "results")
+LONG = ("bench_encode", "bench_grade_server", "bench_jobs", "bench_train", "mining_grades", "results")
 """Scripts that take ten seconds and more all the same."""
 
 
@@ -136,7 +136,7 @@ ON_A_GPU = {
 @pytest.mark.gpu
 @pytest.mark.precision("bfloat16")  # as on a GPU
 @pytest.mark.parametrize(
-    "script", [pytest.param(name, marks=pytest.mark.slow) if name == "bench_train" else name for name in ON_A_GPU]
+    "script", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in ON_A_GPU]
 )
 def test_the_smallest_run_on_a_gpu(script, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)

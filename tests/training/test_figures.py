@@ -62,7 +62,11 @@ def test_a_log_that_is_written_seldom_has_the_entries_of_one_that_is_written_at_
     assert seldom.figures.seconds > 0
 
 
-@pytest.mark.parametrize("word", ["bixse", "infonce", "soft-infonce", "margin-mse", "distill-kl"])
+LOSSES = ["bixse", "margin-mse"]
+LOSSES += [pytest.param(word, marks=pytest.mark.slow) for word in ("infonce", "soft-infonce", "distill-kl")]
+
+
+@pytest.mark.parametrize("word", LOSSES)
 def test_steps_wait_for_a_gpu_where_figures_are_read_alone(tiny_model_path, graded_pairs, tmp_path, monkeypatch, word):
     monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", {"cuda": 1000.0})
     begins = []
