@@ -207,7 +207,7 @@ def tokens_of_batch(model: nn.Module, columns: Sequence[Features]) -> Iterator[N
     from bixse.encoders.loading.backbones import backbones
 
     inner = getattr(model, "module", model)  # of a distributed wrapper
-    ids = [part["input_ids"].flatten() for part in columns if "input_ids" in part]
+    ids = [part["input_ids"].flatten().long() for part in columns if "input_ids" in part]
     # a GPU has few passes, and would wait for the number of tokens
     is_useful = ids and ids[0].device.type == "cpu" and torch.is_grad_enabled() and not is_sharded(model)
     tables: dict[Any, None] = {}  # routes may share one
@@ -230,7 +230,7 @@ def _smaller_table(table: nn.Embedding, ids: Tensor) -> Iterator[None]:
     padding = table.padding_idx
     distinct = torch.cat([ids, ids.new_tensor([] if padding is None else [padding])]).unique()
     distinct = distinct[distinct < len(weight)]  # routes have vocabularies of their own
-    rows = ids.new_full((len(weight),), len(distinct)).index_copy_(0, distinct, torch.arange(len(distinct)).to(ids))
+    rows = ids.new_full((len(weight),), len(distinct)).index_copy_(0, distinct, torch.arange(len(distinct)))
 
     def restore() -> None:
         table.__dict__.pop("weight", None)
