@@ -11,7 +11,7 @@ from bixse.encoders.weights import set_dropout
 from bixse.losses import BiXSELoss
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.slow])]
 STEPS = {"max_steps": 8, "per_device_train_batch_size": 8, "save_steps": 4, "save_strategy": "steps", "seed": 3}
 
 
@@ -41,6 +41,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tiny_model_path, graded_pair
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 def test_float16_is_scaled_by_the_library(tiny_model_path, graded_pairs, tmp_path):
     start = weights_of(
         trained(tiny_model_path, graded_pairs, tmp_path / "start", "cuda", max_steps=1, learning_rate=0.0)
