@@ -40,7 +40,8 @@ for part in "${parts[@]}"; do
       if [ -n "$quick" ]; then timed tests tests tests/test_settings.py
       else  # each worker on one thread: more would only wait for one another
         OMP_NUM_THREADS=1 timed gpu-tests tests tests -m "gpu or nvidia"
-        OMP_NUM_THREADS=1 timed tests tests tests/{losses,encoders,training,evaluation,calibration,search} -n 12
+        OMP_NUM_THREADS=1 timed tests tests tests/{losses,encoders,training,evaluation,calibration,search} -n 12 \
+          -m "not gpu and not nvidia and not slow and not net"
       fi ;;
     *) echo "$part: no such part"; failed=$((failed + 1)) ;;
   esac

@@ -8,7 +8,6 @@ operations that autocast treats otherwise there.
 
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -24,9 +23,6 @@ from helpers.attention import per_text
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIGABYTE = 2**30
-VIEWS = """_unsafe_view alias as_strided detach diagonal empty empty_like empty_strided expand new_empty permute reshape
-select slice split split_with_sizes squeeze t transpose unbind unfold unsqueeze view""".split()  # noqa: SIM905
-"""Operations that a GPU does not launch."""
 READS = """_local_scalar_dense _unique2 bincount equal masked_select nonzero repeat_interleave unique_consecutive
 unique_dim""".split()  # noqa: SIM905
 """Operations whose result the CPU needs at once."""
@@ -52,11 +48,10 @@ def mark(tensor: torch.Tensor, on_card: bool) -> None:
 
 
 class Card(TorchDispatchMode):
-    """The operations of a stand-in."""
+    """The operations of a stand-in, and what waited for them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches: Counter[str] = Counter()
         self.waits: list[tuple[str, str]] = []
         """What waited, and the line of bixse that led to it."""
         self.counts = True
@@ -68,11 +63,11 @@ class Card(TorchDispatchMode):
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        self.counts = False
+        counts, self.counts = self.counts, False
         try:
             yield
         finally:
-            self.counts = True
+            self.counts = counts
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs, name = dict(kwargs or {}), operation.overloadpacket.__name__
@@ -94,7 +89,6 @@ class Card(TorchDispatchMode):
                 result = torch.ops.aten.addmm.out(total, left.to(dtype), right.to(dtype), **kwargs)
             else:
                 result = operation(*args, **kwargs)
-        self.launches[name] += self.counts and name not in VIEWS
         for part in tensors_in(result):
             mark(part, True)
         return result
@@ -161,12 +155,10 @@ class Devices(TorchFunctionMode):
         else:
             if not kwargs.get("non_blocking"):
                 self.card.wait("copy to the card" if on_card else "copy from the card")
-            self.card.launches["copy"] += self.card.counts
-            counts, self.card.counts = self.card.counts, False
-            result = function(*args, **kwargs)
-            if result.untyped_storage()._cdata == source.untyped_storage()._cdata:
-                result = result.clone()
-            self.card.counts = counts
+            with self.card.uncounted():
+                result = function(*args, **kwargs)
+                if result.untyped_storage()._cdata == source.untyped_storage()._cdata:
+                    result = result.clone()
         for part in tensors_in(result):
             mark(part, on_card)
         return result
@@ -259,9 +251,7 @@ def _replacements(card: Card) -> Iterator[tuple[object, str, object]]:
 
     def varlen(*args, **kwargs):
         with card.uncounted():
-            result = per_text(*args, **kwargs)
-        card.launches["varlen"] += 1
-        return result
+            return per_text(*args, **kwargs)
 
     yield "bixse.encoders.unpadded", "varlen_attn", varlen
     yield "bixse.losses.tiles.bce", "has_kernel", lambda device: False

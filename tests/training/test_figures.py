@@ -16,13 +16,14 @@ from bixse.training.loop.trainer import GradedTrainer
 from helpers.card import stand_in
 
 ONE_EPOCH = {"per_device_train_batch_size": 2, "num_train_epochs": 1}  # the loader of an epoch reads its seed
+SELDOM = dict.fromkeys(("cpu", "cuda"), 1000.0)
 RATES = ("train_pairs_per_second", "train_tokens_per_second")
 
 
 @pytest.fixture
 def slow_device(monkeypatch):
     """A device whose figures are read seldom."""
-    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", dict.fromkeys(("cpu", "cuda"), 1000.0))
+    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", SELDOM)
 
 
 def trained(path, pairs, folder, **changes):
@@ -52,7 +53,7 @@ def test_a_log_that_is_written_seldom_has_the_entries_of_one_that_is_written_at_
     (tmp_path / "often").mkdir()
     (tmp_path / "seldom").mkdir()
     each, expected = trained(tiny_model_path, graded_pairs, tmp_path / "often", **changes)
-    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", dict.fromkeys(("cpu", "cuda"), 1000.0))
+    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", SELDOM)
     seldom, history = trained(tiny_model_path, graded_pairs, tmp_path / "seldom", **changes)
     assert without_rates(history) == without_rates(expected)
     assert each.state.global_step == seldom.state.global_step == (6 if "gradient_accumulation_steps" in changes else 12)
@@ -68,20 +69,26 @@ LOSSES += [pytest.param(word, marks=pytest.mark.slow) for word in ("infonce", "s
 
 @pytest.mark.parametrize("word", LOSSES)
 def test_steps_wait_for_a_gpu_where_figures_are_read_alone(tiny_model_path, graded_pairs, tmp_path, monkeypatch, word):
-    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", {"cuda": 1000.0})
-    begins = []
+    monkeypatch.setattr(figures, "SECONDS_BETWEEN_READS", SELDOM)
+    begins, reads, read = [], [], figures.UnreadFigures.read
 
     class Begins(TrainerCallback):
         def on_step_begin(self, *args, **kwargs):
             begins.append(len(card.waits))
 
+    def counted(self, *args, **kwargs):
+        reads.append(trainer.state.global_step)
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(figures.UnreadFigures, "read", counted)
     with stand_in() as card:
         model = RelevanceModel(str(tiny_model_path), device="cuda")
         options = {**ONE_EPOCH, "save_strategy": "no", "callbacks": [Begins()], "bf16": True}
         trainer = make_trainer(model, graded_pairs, tmp_path, build_loss(word, model), **options)
         trainer.train()
     waits = {step: card.waits[slice(*part)] for step, part in enumerate(pairwise(begins), 1) if part[0] < part[1]}
-    assert list(waits) == [1, 3, 7], "twice as many steps each time"
+    assert reads == [1, 3, 7, 15, 15], "twice as many steps each time, at the end, and after it"
+    assert list(waits) == [1, 3, 7]
     assert [what for what, _ in waits[3] + waits[7]] == ["tolist"] * 2
     assert len(begins) == 15
 

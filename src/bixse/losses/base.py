@@ -240,10 +240,10 @@ def _smaller_table(table: nn.Embedding, ids: Tensor) -> Iterator[None]:
     def read(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor] | None:
         if "weight" not in table.__dict__:
             return None
-        if not given or bool((rows[given[0]] == len(distinct)).any()):
-            restore()
-            return None
-        return (rows[given[0]],)
+        if given and bool((known := rows[given[0]]).lt(len(distinct)).all()):
+            return (known,)
+        restore()
+        return None
 
     hook = table.register_forward_pre_hook(read)
     try:
